@@ -61,7 +61,8 @@ ROWS = 4
 class Case(NamedTuple):
     """Sequences of one length, of which the last `queries` tokens are computed."""
 
-    model: str
+    model: str | ModelShape
+    """A shape, or its name."""
     batch: int
     queries: int
     context: int
@@ -83,7 +84,7 @@ class Case(NamedTuple):
 
     @property
     def shape(self) -> ModelShape:
-        return shape_of(self.model)
+        return shape_of(self.model) if isinstance(self.model, str) else self.model
 
     @property
     def flop(self) -> int:

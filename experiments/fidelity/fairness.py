@@ -101,7 +101,7 @@ class Fairness(Rules, Study):
                     "The largest difference in service between two clients since the beginning, "
                     "1 for a token of a prompt and 2 for one of an answer. Circles are measured, "
                     "lines simulated with step times that are fitted to the log under FCFS.",
-                    partial(draw_panels, gap_panels(gaps)),
+                    partial(draw_panels, gap_panels(gaps), 2),
                 )
             },
             table=table(done),
@@ -428,21 +428,19 @@ def _waves(pair: Paired) -> Iterator[str]:
         )
 
 
-ACROSS = 2
-"""Panels side by side."""
 LEAST = 100.0
 """Lower end of the axis: less than the service of a request."""
 EVERY = 6
 """Of the measured values, each so-manieth is drawn."""
 
 
-def gap_panels(pairs: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[list[Panel]]:
+def gap_panels(pairs: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[Panel]:
     """One panel per pair of logs."""
 
     def line(of: Mapping[str, Any], kind: str, every: int) -> Points:
         return of["times"][::every], np.maximum(of[kind], LEAST)[::every].tolist()
 
-    panels = [
+    return [
         Panel(
             lines={policy.upper(): line(of, "simulated", 1) for policy, of in gaps.items()},
             published={policy.upper(): line(of, "measured", EVERY) for policy, of in gaps.items()},
@@ -453,4 +451,3 @@ def gap_panels(pairs: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[lis
         )
         for name, gaps in pairs.items()
     ]
-    return [panels[at : at + ACROSS] for at in range(0, len(panels), ACROSS)]

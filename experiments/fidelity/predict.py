@@ -34,8 +34,8 @@ DRAWN = 80
 """Measured values that are drawn of each."""
 
 
-def panels(series: Mapping[str, Mapping[str, Any]]) -> list[list[Panel]]:
-    """One panel per quantity, two in a row."""
+def panels(series: Mapping[str, Mapping[str, Any]]) -> list[Panel]:
+    """One panel per quantity."""
 
     def line(kind: str, name: str, every: int = 1) -> Points:
         latency = name in ("ttft", "e2e")
@@ -48,7 +48,7 @@ def panels(series: Mapping[str, Mapping[str, Any]]) -> list[list[Panel]]:
         lines = {"simulated": line("simulated", name)}
         dots = {"simulated": line("measured", name, every)}
         drawn.append(Panel(lines=lines, published=dots, x="seconds", y=y))
-    return [drawn[at : at + 2] for at in range(0, len(drawn), 2)]
+    return drawn
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Predict(Study):
                     "Circles are what the log's requests say of their server, lines the same of "
                     "the simulated one: requests in memory, and by their lengths its utilisation. "
                     "Latencies stand where their request came.",
-                    partial(draw_panels, panels(drawn)),
+                    partial(draw_panels, panels(drawn), 2),
                 )
             },
             table=report.table(scores),

@@ -67,19 +67,18 @@ class Panel:
         style.tidy(axes, x=self.x, y=self.y)
 
 
-def draw_panels(rows: Sequence[Sequence[Panel]]) -> Figure:
+def draw_panels(panels: Sequence[Panel], columns: int) -> Figure:
     """A grid of panels, whose last row may be shorter than the others."""
     from matplotlib.lines import Line2D
 
-    figure = style.new_figure(0.9 + 2.5 * len(rows))
-    grid = figure.subplots(len(rows), len(rows[0]), squeeze=False)
-    panels = [panel for row in rows for panel in row]
+    rows = -(-len(panels) // columns)
+    figure = style.new_figure(0.9 + 2.5 * rows)
+    grid = figure.subplots(rows, min(columns, len(panels)), squeeze=False)
     styles = _styles(list(dict.fromkeys(name for panel in panels for name in panel.lines)))
-    for axes_of, row in zip(grid, rows, strict=True):
-        for axes, panel in zip(axes_of, row, strict=False):
-            panel.draw(axes, styles)
-        for axes in axes_of[len(row) :]:
-            axes.set_visible(False)
+    for axes, panel in zip(grid.flat, panels, strict=False):
+        panel.draw(axes, styles)
+    for axes in grid.flat[len(panels) :]:
+        axes.set_visible(False)
     dense = all(len(x) >= _DENSE for panel in panels for x, _ in panel.lines.values())
     keyed = {name: _plain(line) if dense else line for name, line in styles.items()}
     lines = {
@@ -121,7 +120,7 @@ def draw_bar_panels(panels: Mapping[str, Groups], text: str = "{:.3g}") -> Figur
         _draw_bars(axes, groups, colours, text)
         axes.set_title(title)
         style.tidy(axes)
-    for axes in list(grid)[len(panels) :]:
+    for axes in grid[len(panels) :]:
         axes.set_visible(False)
     return _keyed(figure, colours)
 

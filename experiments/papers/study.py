@@ -135,14 +135,15 @@ def drawing_of(findings: Findings) -> FigureSpec | None:
     elif not measures:
         return None
     elif figure.sweep is not None:
-        draw = partial(draw_panels, _panels(findings, measures))
+        draw = partial(draw_panels, *_panels(findings, measures))
     else:
         draw = partial(draw_bar_panels, _bars(findings, measures))
     return FigureSpec(figure.title, figure.caption, draw)
 
 
-def _panels(findings: Findings, measures: Sequence[str]) -> list[list[Panel]]:
-    """A row for each measure, a column for each case with several values of the sweep."""
+def _panels(findings: Findings, measures: Sequence[str]) -> tuple[list[Panel], int]:
+    """A row for each measure, a column for each case with several values of the sweep; and the
+    number of columns."""
     curves = findings.by_measure[measures[0]]
     swept = [case for case in findings.figure.cases if _most_points(curves[case]) > 1]
     cases = swept or list(findings.figure.cases)
@@ -151,8 +152,7 @@ def _panels(findings: Findings, measures: Sequence[str]) -> list[list[Panel]]:
         for measure in measures
         for case in cases
     ]
-    columns = len(cases) if len(cases) in (2, 3) else min(3, len(panels))
-    return [panels[at : at + columns] for at in range(0, len(panels), columns)]
+    return panels, len(cases) if len(cases) in (2, 3) else 3
 
 
 def _panel(findings: Findings, name: str, case: str, labelled: bool) -> Panel:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,6 @@ from pagedsim.report.style import MUTED
 from pagedsim.run.study import Analysis
 
 if TYPE_CHECKING:
-    import torch
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -255,26 +254,15 @@ def _call(decodes: Decodes, size: int) -> Callable[[], object]:
     """The kernel over randomly scattered blocks."""
     import torch
 
-    from pagedsim.kernels.batch import AttentionBatch
-    from pagedsim.kernels.float8 import FORMATS, rounded
-    from pagedsim.kernels.ops import attend_cached
+    from pagedsim.experiments.benchmarks.shapes import Case, Problem
 
-    shape, sequences = decodes.shape, decodes.sequences
-    blocks = -(-decodes.context // size)
-    kind = {"dtype": getattr(torch, decodes.dtype), "device": decodes.device}
-    random = torch.Generator().manual_seed(0)
-    kv = torch.zeros(sequences * blocks, 1, 2, size, shape.kv_heads, shape.head_dim, **kind)
-    kv = rounded(kv.normal_(), FORMATS.get(decodes.cache, kv.dtype))
-    q = torch.zeros(sequences, shape.heads, shape.head_dim, **kind).normal_()
-    tables = torch.randperm(sequences * blocks, generator=random).to(torch.int32)
-    lengths = torch.full((sequences,), decodes.context, dtype=torch.int32)
-    place: torch.device = q.device
-    tables, lengths = tables.view(sequences, blocks).to(place), lengths.to(place)
-    scale = shape.head_dim**-0.5
+    shape, sequences, context = decodes.shape, decodes.sequences, decodes.context
+    case = Case(shape, sequences, 1, context, size, decodes.cache)
+    problem = Problem(case, getattr(torch, decodes.dtype), torch.device(decodes.device))
 
     def call() -> object:
-        batch = AttentionBatch(tables, lengths, lengths, lengths, sequences)
-        return attend_cached(q, kv[:, 0, 0], kv[:, 0, 1], batch, scale=scale)
+        problem.batch = replace(problem.batch)  # one is good for one step
+        return problem.ours()
 
     return call
 
@@ -311,4 +299,4 @@ def draw_sizes(sizes: Sequence[int], values: Mapping[str, Sequence[Estimate]]) -
         )
         for title, estimates in values.items()
     ]
-    return draw_panels([panels[at : at + 3] for at in range(0, len(panels), 3)])
+    return draw_panels(panels, 3)
