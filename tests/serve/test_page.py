@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from pagedsim.experiments.child import listening
-from pagedsim.experiments.chromium import Chromium, find_browser
+from tests.serve.chromium import Chromium, find_browser
 
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")

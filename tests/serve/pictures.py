@@ -1,6 +1,6 @@
 """The README's pictures, from real runs.
 
-    python -m pagedsim.experiments.pictures
+    python -m tests.serve.pictures
 
 What the terminal showed of the first command goes to results/front_door, and the live page of a
 simulated server under load to results/serve. The page needs a Chromium; without one it is left as
@@ -21,9 +21,9 @@ from rich.console import Console
 from rich.text import Text
 
 from pagedsim.experiments.child import listening
-from pagedsim.experiments.chromium import Chromium, find_browser
+from pagedsim.experiments.regenerate import RESULTS
+from tests.serve.chromium import Chromium, find_browser
 
-RESULTS = Path(__file__).parent / "results"
 COMMAND = ("-m", "pagedsim", "experiment=fcfs_vs_priority")
 COLUMNS = 100
 """Of the terminal."""
