@@ -403,10 +403,10 @@ def _alike(pair: Paired) -> Iterator[str]:
             f"{pair.name}: one file is both logs: what is measured under "
             f"{pair.other.policy.upper()} is that under FCFS"
         )
-    ends = zip(pair.sides, ((first, other), (other, first)), strict=True)
-    alone = {side.policy: sorted({*mine.clients} - {*two.clients}) for side, (mine, two) in ends}
     differences = [
-        f"{', '.join(names)} only under {p.upper()}" for p, names in alone.items() if names
+        f"{', '.join(sorted(alone))} only under {side.policy.upper()}"
+        for side, two in zip(pair.sides, (other, first), strict=True)
+        if (alone := {*side.measured.clients} - {*two.clients})
     ]
     if differences:
         yield (

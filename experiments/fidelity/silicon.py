@@ -23,6 +23,12 @@ from pagedsim.fidelity.step_tables.tables import ALIASES, GPUS
 TABLE = DATA / "servers.csv"
 PRECISIONS = ("", "bf16", "fp8", "fp4")
 """What `cost=` can tell apart; int4 and mixtures of them are left out."""
+SAME = {
+    **{"id": "id", "model": "model_path", "gpu": "system", "backend": "backend"},
+    **{"version": "backend_version", "precision": "precision", "tensor_parallel": "tp_size"},
+    **{"input_tokens": "isl", "output_tokens": "osl", "concurrency": "batch_size"},
+}
+"""Columns, and what they are called in the samples."""
 Row = Mapping[str, str]
 
 
@@ -144,16 +150,7 @@ def rows(path: Path, reasons: Counter[str]) -> Iterator[dict[str, object]]:
                 reasons[reason] += 1
             else:
                 yield {
-                    "id": row["id"],
-                    "model": row["model_path"],
-                    "gpu": row["system"],
-                    "backend": row["backend"],
-                    "version": row["backend_version"],
-                    "precision": row["precision"],
-                    "tensor_parallel": row["tp_size"],
-                    "input_tokens": row["isl"],
-                    "output_tokens": row["osl"],
-                    "concurrency": row["batch_size"],
+                    **{name: row[theirs] for name, theirs in SAME.items()},
                     "ttft_ms": f"{float(row['silicon_ttft_ms']):.6g}",
                     "tpot_ms": f"{float(row['silicon_tpot_ms']):.6g}",
                     "measured": "".join(

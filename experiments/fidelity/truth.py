@@ -223,21 +223,20 @@ def listings(every: Sequence[Point], peers: Sequence[Peer]) -> Iterator[Listing]
     run, and of the worst rows."""
     shown = usable(every)
     servers, tables, marked = groups_of(every).values()
-    for held_out in (True, False):
-        group = [point for point in shown if point.cell.held_out == held_out]
+    by_held_out = by(shown, lambda point: point.cell.held_out)
+    unseen, rest = (by_held_out.get(held_out, []) for held_out in (True, False))
+    for group in (unseen, rest):
         if loops := [point for point in group if "tpot" in point.cell.measured]:
-            yield _beside(loops, peers, held_out)
+            yield _beside(loops, peers, held_out=group is unseen)
     yield _grouped("By table and GPU", tables)
     yield _grouped("By stack, model and number of GPUs", servers, with_worst=True)
     if marked:
         note = f"rows that their server could not run as the table says; {_UNIT}"
         yield _grouped("Not as the table says", marked, note=note)
-    unseen = [point for point in shown if point.cell.held_out]
     for experts, group in by(unseen, of_experts).items():
         of = "of experts" if experts else "held out"
         yield _worst(f"The {FARTHEST} farthest off, of servers {of}", group)
-    if len(unseen) < len(shown):
-        rest = [point for point in shown if not point.cell.held_out]
+    if rest:
         yield _worst(f"The {FARTHEST} farthest off" + (", of the others" if unseen else ""), rest)
 
 

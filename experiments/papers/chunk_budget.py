@@ -51,16 +51,9 @@ class Case:
     """The largest published gain of a budget."""
 
 
-class Search(Bisection):
-    """The search for the capacity of one budget under one objective and seed."""
-
-    def __init__(self, start: float, tolerance: float, name: str, gap: float, seed: int) -> None:
-        super().__init__(start, tolerance)
-        self.name, self.gap, self.seed = name, gap, seed
-
-    def key(self, rate: float) -> Key:
-        """The name of the run at a rate, which searches under other objectives share."""
-        return arm(self.name, f"{rate:g} per s"), self.seed
+def run_at(case: str, budget: str, rate: float) -> str:
+    """The name of the run at a rate, which searches under other objectives share."""
+    return arm(case, budget, f"{rate:g} per s")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,31 +74,32 @@ class Capacity:
         wanted: dict[Key, Arm] = {}
         for (case, budget, _), searches in self._searches(runs).items():
             changes = [*self.cases[case].overrides, *self.budgets[budget]]
-            for search in searches:
+            for seed, search in zip(seeds, searches, strict=True):
                 if (rate := search.next()) is None:
                     continue
-                name, seed = search.key(rate)
+                name = run_at(case, budget, rate)
                 if (name, seed) not in runs.failed and (name, seed) not in runs.repeated:
                     sets = {"workload.rate": rate}
                     wanted[name, seed] = Arm(name, changes, sets, [seed], seeds[0])
         return list(wanted.values())
 
-    def _searches(self, runs: Runs) -> dict[Where, list[Search]]:
+    def _searches(self, runs: Runs) -> dict[Where, list[Bisection]]:
         """For each case, budget and objective one search per seed, fed with all finished runs."""
         return {
             (name, budget, objective): [
-                self._fed(runs, arm(name, budget), seed, case.start, its.gap)
-                for seed in runs.spec.seeds
+                self._fed(runs, (name, budget, objective), seed) for seed in runs.spec.seeds
             ]
             for name, case in self.cases.items()
             for budget in self.budgets
-            for objective, its in case.objectives.items()
+            for objective in case.objectives
         }
 
-    def _fed(self, runs: Runs, name: str, seed: int, start: float, gap: float) -> Search:
-        search = Search(start, self.tolerance, name, gap, seed)
+    def _fed(self, runs: Runs, where: Where, seed: int) -> Bisection:
+        case, budget, objective = where
+        gap = self.cases[case].objectives[objective].gap
+        search = Bisection(self.cases[case].start, self.tolerance)
         while (rate := search.next()) is not None:
-            if (run := runs.finished.get(search.key(rate))) is None:
+            if (run := runs.finished.get((run_at(case, budget, rate), seed))) is None:
                 break
             summary = run.summary
             met = summary["finished"] and not (

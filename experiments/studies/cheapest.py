@@ -12,7 +12,12 @@ from pagedsim.core import ConfigError, PagedsimError
 from pagedsim.core.errors import require_number, require_whole, shown
 from pagedsim.experiments.studies import cheapest_figures as report
 from pagedsim.experiments.studies.capacity import require_rate
-from pagedsim.experiments.studies.compare import notes_of_left_out, ordinary, refuse_of_an_arm
+from pagedsim.experiments.studies.compare import (
+    are_texts,
+    notes_of_left_out,
+    ordinary,
+    refuse_of_an_arm,
+)
 from pagedsim.experiments.studies.lattice import Counts, Lattice
 from pagedsim.experiments.studies.placement import pools_of
 from pagedsim.metrics.arms import Run
@@ -75,8 +80,7 @@ class Cheapest(Study):
     def __post_init__(self) -> None:
         for key in ("gpus", "routers"):
             names = getattr(self, key)
-            texts = isinstance(names, (list, tuple)) and all(isinstance(n, str) for n in names)
-            if not texts or not names or len(set(names)) < len(names):
+            if not are_texts(names) or not names or len(set(names)) < len(names):
                 example = {"gpus": "[l4, h100]", "routers": "[round_robin]"}[key]
                 raise ConfigError(f"{key}={shown(names)}: must be a list such as {example}")
         check_splits(self.splits)
@@ -388,12 +392,11 @@ def check_splits(splits: object) -> None:
             _check_changes(where, split)
 
 
-def _check_changes(where: str, changes: object) -> None:
-    if not isinstance(changes, (list, tuple)) or not all(isinstance(word, str) for word in changes):
+def _check_changes(where: str, changes: Sequence[str]) -> None:
+    if not are_texts(changes):
         raise ConfigError(
             f"{where}={shown(changes)}: must be a list of overrides, such as "
-            '["tensor_parallel=2"], '
-            "or {prefill: [...], decode: [...]}"
+            '["tensor_parallel=2"], or {prefill: [...], decode: [...]}'
         )
     for change in changes:
         refuse_of_an_arm(f"{where}: {change}", change)

@@ -95,7 +95,7 @@ def check_baseline(baseline: str | None, arms: Iterable[str], what: str = "arms"
 
 def check_metrics(where: str, metrics: Sequence[str]) -> None:
     """Raise ConfigError unless these are names of metrics."""
-    if not _texts(metrics) or not metrics:
+    if not are_texts(metrics) or not metrics:
         raise ConfigError(f"{where}={metrics}: must be a list such as [ttft, tpot]")
     try:
         keys_of(metrics)
@@ -117,7 +117,7 @@ def check_overrides(arms: object) -> None:
     if not isinstance(arms, Mapping) or not arms:
         raise ConfigError(f"arms={arms}: must be a mapping of names to overrides")
     for arm, changes in arms.items():
-        if not _texts(changes):
+        if not are_texts(changes):
             raise ConfigError(
                 f'arms.{arm}={changes}: must be a list of overrides, such as ["policy=fcfs"]'
             )
@@ -192,7 +192,8 @@ def notes_of_left_out(reasons: Mapping[str, str], between: str = ", ") -> list[s
     return [f"left out: {between.join(some)}: {reason}" for reason, some in names.items()]
 
 
-def _texts(value: object) -> bool:
+def are_texts(value: object) -> bool:
+    """Whether it is a list of texts."""
     return isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value)
 
 

@@ -449,34 +449,28 @@ def draw_map(data: Mapping[str, Any]) -> Figure:
     figure = new_figure(0.9 + (0.2 * len(lines) + 0.5) * len(machines))
     panels = figure.subplots(len(machines), len(buses), squeeze=False)
     norm = BoundaryNorm([0.0, *LEVELS, 1e9], len(COLOURS))
-    for row, machine in enumerate(machines):
-        for column, bus in enumerate(buses):
-            axes = panels[row][column]
-            at_line = {
-                (price["layout"], price["model"]): price
-                for price in prices
-                if price["machine"] == machine and price["bus"] == bus
-            }
-            ratios = [
-                [at_line[at]["recompute"] / swap for swap in at_line[at]["swap"]] for at in lines
-            ]
-            axes.pcolormesh(
-                ratios, cmap=ListedColormap(COLOURS), norm=norm, edgecolor="white", lw=0.8
-            )
-            axes.invert_yaxis()
-            axes.set_title(f"{machine}, {bus}")
-            axes.grid(False)
-            axes.set_xticks([i + 0.5 for i in range(len(sizes))], [str(size) for size in sizes])
-            axes.set_yticks(
-                [i + 0.5 for i in range(len(lines))],
-                [f"{model}, {layout}" for layout, model in lines] if column == 0 else [],
-            )
-            axes.tick_params(length=0, labelsize=8)
-            axes.spines[:].set_visible(False)
-            if row == len(machines) - 1:
-                axes.set_xlabel("block size (tokens)")
-            blocks = sum(layout == "block" for layout, _ in lines)
-            axes.axhline(blocks, color=MUTED, lw=1)
+    blocks = sum(layout == "block" for layout, _ in lines)
+    for axes, (machine, bus) in zip(panels.flat, product(machines, buses), strict=True):
+        at_line = {
+            (price["layout"], price["model"]): price
+            for price in prices
+            if price["machine"] == machine and price["bus"] == bus
+        }
+        ratios = [[at_line[at]["recompute"] / swap for swap in at_line[at]["swap"]] for at in lines]
+        axes.pcolormesh(ratios, cmap=ListedColormap(COLOURS), norm=norm, edgecolor="white", lw=0.8)
+        axes.invert_yaxis()
+        axes.set_title(f"{machine}, {bus}")
+        axes.grid(False)
+        axes.set_xticks([i + 0.5 for i in range(len(sizes))], [str(size) for size in sizes])
+        axes.set_yticks(
+            [i + 0.5 for i in range(len(lines))],
+            [f"{model}, {layout}" for layout, model in lines] if bus == buses[0] else [],
+        )
+        axes.tick_params(length=0, labelsize=8)
+        axes.spines[:].set_visible(False)
+        if machine == machines[-1]:
+            axes.set_xlabel("block size (tokens)")
+        axes.axhline(blocks, color=MUTED, lw=1)
     margins(figure, left=1.55, top=0.66)
     figure.subplots_adjust(wspace=0.06, hspace=0.28)
     key(
