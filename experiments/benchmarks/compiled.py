@@ -55,7 +55,6 @@ def attention_rows(capability: int) -> Iterator[list[str]]:
 
 
 def _kernel_cells(kernel: Any) -> list[str]:
-    """The main loop and the resources of a compiled kernel."""
     loop, used = main_loop(output_of("nvdisasm", "-c", kernel.asm["cubin"])), usage(kernel)
     cells = [""] * len(Loop._fields)
     if loop is not None:

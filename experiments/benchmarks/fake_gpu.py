@@ -142,7 +142,6 @@ class FakeGPU(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.launches: list[str] = []
-        """Names of kernels."""
         self._pinned: dict[int, Tensor] = {}
         self._open = ExitStack()
 

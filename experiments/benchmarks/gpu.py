@@ -173,7 +173,6 @@ TESTS = (
     *(f"{KERNELS}{name}.py" for name in ("gpu", "cache", "draw", "fused", "products", "latents")),
     *(f"{KERNELS}mixtures.py", f"{ENGINE}gpu.py"),
 )
-"""The files with tests for a GPU."""
 
 
 class Part(NamedTuple):

@@ -23,7 +23,6 @@ from pagedsim.core import PagedsimError
 from pagedsim.metrics.files import write_json
 
 ROOT = Path(__file__).parents[2]
-"""The root of the repository."""
 NAME = "pagedsim.experiments.benchmarks"
 TIMEOUTS = 200_000
 """SimPy timeouts that are timed as one."""
@@ -190,7 +189,6 @@ CODE = (
 )
 """Its folders; libraries are not in it, facts have their versions."""
 LENGTH = 16
-"""Hexadecimal digits of a digest."""
 
 
 @cache

@@ -31,7 +31,6 @@ LONGEST = 1024
 CHECKED = 4
 """Steps whose tokens are compared."""
 PARTS = {"plan": "plan", "inputs and launch": "launch", "sample": "sample", "commit": "commit"}
-"""The parts of a step by the heads of their columns."""
 
 
 class Nothing:

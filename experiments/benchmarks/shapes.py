@@ -25,7 +25,6 @@ TINY = ModelShape("little", 2, 48, 4, 2, 16, 80, 512, 512)
 SHAPES = (BASE, "qwen3-0.6b", "llama-2-7b", "llama-3.1-70b")
 """The models whose attention is measured."""
 LONG = 131072
-"""Tokens of a long context."""
 
 
 @cache
@@ -68,7 +67,6 @@ class Case(NamedTuple):
     context: int
     block_size: int = 16
     cache: str = AUTO
-    """The `kv_cache_dtype`."""
     beside: int = 0
     """The context of one more sequence, the last; 0: none."""
 

@@ -29,7 +29,6 @@ from pagedsim.spec.check import Positive, check_settings
 from pagedsim.spec.run import Settings
 
 DATA = Path(__file__).parents[1] / "data"
-"""Folder of the logs that pagedsim includes."""
 
 
 @dataclass(frozen=True, kw_only=True)

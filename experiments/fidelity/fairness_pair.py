@@ -142,9 +142,7 @@ class Rules:
     known: Positive
     """Seconds of the first log; requests with a first token by then are fitted."""
     least: Annotated[int, Whole(FEWEST)]
-    """Minimum number of fitted requests."""
     moves: Annotated[int, Whole()]
-    """Moves of each search simplex."""
     more_prompt: Annotated[int, Whole(0)]
     """Tokens that the server adds to each prompt, not counted by clients."""
     adapter: Annotated[int, Whole(0)]

@@ -157,7 +157,6 @@ def _costs(runs: Runs) -> CostOf:
 # -- report ----------------------------------------------------------------------------------------
 
 FARTHEST = 10
-"""Number of worst rows listed."""
 _UNIT = "in %: median |error|, in brackets the 90th percentile, and the median with its sign"
 
 

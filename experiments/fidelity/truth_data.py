@@ -29,7 +29,6 @@ from pagedsim.spec.run import Settings
 from pagedsim.spec.study import StudySpec
 
 DATA = Path(__file__).parents[1] / "data" / "step-tables"
-"""Folder of the tables that pagedsim includes."""
 LOGS = DATA.parent / "server-logs"
 ALONE = {
     "vllm-0.11-llama-2-7b": ("llama-2-7b", "h100"),

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ACROSS = 3
-"""Panels side by side."""
 BAND = 0.2
 """Half width of the grey band of errors."""
 MOST = 1.0

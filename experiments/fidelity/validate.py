@@ -44,7 +44,6 @@ POOLS = ("blocks", "cpu_blocks")
 """Settings that every run takes from the first, unless a regime states them."""
 MODEL = "pagedsim.fidelity.engine_model.EngineModel"
 CALIBRATION, ENGINE, SIMULATED = "calibration-{}", "{}, engine", "{}, simulator"
-"""Names of arms."""
 
 
 @dataclass(frozen=True)
@@ -393,7 +392,6 @@ class Parity(Validate):
         )
 
     def _fail(self, changes: Changes, error: Exception, runs: Runs) -> None:
-        """Record the failure and continue with the other combinations."""
         failure = failure_of(error, self._configured[changes], None)
         self._failed[changes] = failure
         runs.say(f"failed: {failure}")

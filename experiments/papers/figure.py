@@ -99,7 +99,6 @@ class Figure:
     reads: str | None = None
     """Path of a function that returns numbers of a run beside its summary."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Its arguments."""
     measures: Annotated[Mapping[str, Measure], Count()]
     published: Annotated[Mapping[str, Any], In("measures")] = field(default_factory=dict)
     """Published numbers of a measure by case, system and value of the sweep."""

@@ -323,12 +323,12 @@ def full_budget(run: Run) -> float:
 # -- prefill and decode apart ----------------------------------------------------------------------
 
 
-def stage_loads(run: Run, warm_up: float, span: float = 0.0, step: float = 1.0) -> Numbers:
+def stage_loads(run: Run, warm_up: float, span: float = 0.0) -> Numbers:
     """Rejections, and the loads of both stages from the warm-up to the last arrival.
 
     `late`: refused after the prompt was computed; `slow`: served with more time between tokens than
     the objective; swings: the standard deviation over time over the mean; `in_prefill` and
-    `in_decode`: requests in a stage over the first `span` seconds, sampled each `step`.
+    `in_decode`: requests in a stage over the first `span` seconds, one after another.
     """
     requests = run.by_column()
     arrival, finished = requests["arrival"], requests["finished"]
@@ -337,7 +337,7 @@ def stage_loads(run: Run, warm_up: float, span: float = 0.0, step: float = 1.0) 
     with np.errstate(invalid="ignore", divide="ignore"):
         between = (finished - boarded) / (requests["output_tokens"] - 1)
         slow = ~refused & (between > float(run.config["router"]["tbt"]))
-    times = np.arange(warm_up, _last_arrival(run, warm_up), step)
+    times = np.arange(warm_up, _last_arrival(run, warm_up))
     handed = ~np.isnan(boarded)
     prefill = _present(arrival, np.where(np.isnan(left), finished, left), times)
     decode = _present(boarded[handed], finished[handed], times)

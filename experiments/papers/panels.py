@@ -25,7 +25,6 @@ _DENSE = 100
 Points = tuple[Sequence[float], Sequence[float]]
 """x and y."""
 Style = Mapping[str, Any]
-"""Arguments of a line."""
 Groups = Mapping[str, Mapping[str, float | None]]
 """By group and bar; a bar of None is left out."""
 
@@ -46,7 +45,6 @@ class Panel:
     top: float | None = None
     """The end of the y axis; None: as the data have it."""
     more: Callable[[Axes], None] | None = None
-    """Draws further content."""
 
     def draw(self, axes: Axes, styles: Mapping[str, Style]) -> None:
         for name, (x, y) in self.lines.items():

@@ -38,7 +38,6 @@ class Figures(Reproduction):
     only: Sequence[str] | None = None
     """The cases to run; None: all."""
     remarks: Sequence[str] = ()
-    """Notes on the reproduction."""
     one_server: bool = True  # type: ignore[misc]
     """Whether it is about a single server, so that a fleet is refused."""
     idle: Mapping[str, str] = field(default_factory=dict)  # type: ignore[misc]

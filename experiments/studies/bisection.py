@@ -41,7 +41,6 @@ class Bisection:
 
     @property
     def high(self) -> float | None:
-        """The lowest rate at which it was missed."""
         return min((rate for rate, met in self.answers.items() if not met), default=None)
 
     @property

@@ -224,7 +224,6 @@ def unused_slots(run: Run, block_size: int) -> float:
 ROUNDS = 5
 """Rounds, of which the minimum is taken."""
 CALLS = 10
-"""Consecutive calls per round."""
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,6 @@ from pagedsim.spec.words import key_of
 
 RATE = "workload.rate"
 WITHOUT_RATE = ("closed", "burst")
-"""Arrival processes without a rate."""
 OVERLOAD = "overload"
 """What misses any objective: the backlog grows for as long as requests come."""
 SHORT = "too short to tell"
@@ -287,7 +286,6 @@ class Searches:
 
     @cached_property
     def arms(self) -> list[ArmCapacity]:
-        """The arms whose searches have ended."""
         every = self.searches.values()
         return [
             ArmCapacity(arm, [search for search in every if search.arm == arm]) for arm in self.over
@@ -486,7 +484,6 @@ def _with_margin(value: Estimate) -> str:
 
 
 def _in_brackets(ratio: Estimate) -> str:
-    """The change, in brackets where it is not sure."""
     text = signed(ratio.mean - 1)
     return text if _sure(ratio) else f"({text})"
 

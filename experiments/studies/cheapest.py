@@ -43,7 +43,6 @@ REPLICAS = "fleet.replicas"
 _VARIED = ("hardware", "router", "fleet")
 """Components of an option."""
 _TRAFFIC = ("workload", "predictor", "slo", "backend")
-"""Settings common to all options."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,6 @@ class Cheapest(Study):
     _options: list[Option] = field(default_factory=list, init=False, repr=False)
     _left_out: dict[str, str] = field(default_factory=dict, init=False, repr=False)
     probes: dict[str, Probe] = field(default_factory=dict, init=False, repr=False)
-    """Probes by the name of their runs."""
 
     def __post_init__(self) -> None:
         for key in ("gpus", "routers"):
@@ -295,7 +293,6 @@ class Searches:
         )
 
     def _command(self, winner: report.Fleet | None) -> str:
-        """Repeats its run under the first seed."""
         if winner is None:
             return ""
         arm, command = self.study.arm(self.study.probes[winner.name], self.runs), self.runs.spec

@@ -31,7 +31,6 @@ _NOT_OF_AN_ARM = (
 )
 """Settings of the whole study, which arms cannot override."""
 _NAMED = 4
-"""Maximum number of arms named in a note."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +175,6 @@ def notices_of(arms: Arms) -> Iterator[str]:
 
 
 def _whose(some: Sequence[str], arms: Arms) -> str:
-    """A prefix that names the arms, if not all."""
     if len(some) == len(arms.arms):
         return ""
     if len(some) > _NAMED:

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 
 PROMPT = 1024
-"""Default context length in tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -365,7 +364,6 @@ def _gpus(data: Data) -> str:
 
 _MARKERS = "os^D"
 _MARGIN = 2.0
-"""Margin of the axes, as a factor."""
 _PLAIN = ("fp16", "reached")
 """The roofs that the cost model uses."""
 

@@ -238,15 +238,14 @@ def weights(model: ModelShape) -> dict[str, float]:
     mlp = dense * sum(matrix.params for matrix in mlp_matrices(model, model.intermediate))
     parts = {"attention": attention * model.dtype_bytes, "MLP": mlp * model.dtype_bytes}
     if moe := model.moe:
-        of = model.moe_layers * model.expert_params
-        parts["experts"] = of * moe.experts * model.expert_dtype_bytes
-        parts["shared experts"] = of * moe.shared_experts * model.dtype_bytes
-        parts["routers"] = model.moe_layers * model.hidden * moe.experts * model.dtype_bytes
+        of = model.moe_layers * model.dtype_bytes
+        parts["experts"] = model.expert_bytes
+        parts["shared experts"] = of * moe.shared_experts * model.expert_params
+        parts["routers"] = of * moe.experts * model.hidden
     parts["norms"] = (2 * model.layers + 1) * model.hidden * model.dtype_bytes
-    embeddings = (model.vocab + model.learned_positions) * model.hidden
-    parts[EMBEDDINGS] = embeddings * model.head_dtype_bytes
+    parts[EMBEDDINGS] = model.embedding_bytes
     if not model.tied_embeddings:
-        parts[HEAD] = model.head_params * model.head_dtype_bytes
+        parts[HEAD] = model.head_bytes
     return {part: nbytes for part, nbytes in parts.items() if nbytes}
 
 

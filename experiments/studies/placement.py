@@ -98,7 +98,6 @@ class Place(Capacity):
 
     @property
     def fleets(self) -> Mapping[str, Sequence[str]]:
-        """`wholes`; empty if not given."""
         return self.wholes or {}
 
     def check(self, jobs: Sequence[Job]) -> None:

@@ -71,7 +71,6 @@ class SwapMap(Reproduction):
     """The model that the finding compares with the paper's."""
     machines: Mapping[str, Sequence[str]]
     buses: Annotated[Mapping[str, float], Number(1e-3), Count()]
-    """GB/s by name."""
     own: Mapping[str, str]
     """The bus that each machine has."""
     sizes: Sequence[int]

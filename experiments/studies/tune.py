@@ -381,7 +381,6 @@ class Tuning:
 
     @property
     def means(self) -> list[float]:
-        """The goal in each trial."""
         return [mean(self.values[arm]) for arm in self.trials]
 
     def table(self) -> list[dict[str, object]]:

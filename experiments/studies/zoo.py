@@ -227,9 +227,7 @@ COUNTED_APART = (
     "that has it, so that they admit fewer than would fit"
 )
 _NAMED = 4
-"""Maximum number of arms named in a list."""
 _FRONT = 10
-"""Maximum number of arms named of a Pareto front."""
 
 
 def sentences(ranking: Ranking, planes: Sequence[Plane], predictors: Sequence[str]) -> list[str]:

@@ -194,7 +194,6 @@ FRONT = style.looks(["front"])["front"].colour
 _MARGIN = 0.75
 """Inches left of the panels."""
 _ROOM = 0.09
-"""Margin of an axis, relative to its range."""
 
 
 def draw_pareto(ranking: Ranking, planes: Sequence[Plane]) -> Figure:
