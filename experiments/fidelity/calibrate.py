@@ -180,7 +180,13 @@ def read_several(runs: Runs, logs: Sequence[ServerLog]) -> Analysis:
             ),
             f"{sum(len(log) for *_, log in logs):,} requests of {len(logs)} logs",
         ],
-        listings=[report.logs("Each log by the fit to the others, and by the fit to all", scores)],
+        listings=[
+            report.logs(
+                "Each log by the fit to the others, and by the fit to all",
+                scores,
+                "means of all requests but those of a server just started",
+            )
+        ],
         notes=list(_contradictions(logs, servers, log_fit)),
         data={"scores": {part: score.content() for part, score in scores.items()}},
         table=report.table(scores),

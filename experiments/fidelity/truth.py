@@ -16,12 +16,12 @@ from pagedsim.experiments.fidelity.truth_data import (
     Score,
     by,
     by_class,
-    logs_listings,
     of_experts,
     peers_of,
     tokens,
 )
 from pagedsim.experiments.fidelity.truth_figures import draw_beside, draw_errors, draw_predicted
+from pagedsim.fidelity.logs import report
 from pagedsim.fidelity.logs.score import Scores
 from pagedsim.fidelity.sheets import option_names, settings
 from pagedsim.fidelity.step_tables.tables import METRICS, SHAPELESS, Table
@@ -94,6 +94,8 @@ class Truth(Study):
         refits = constants.refitted(rows, jobs, runs.say) if self.tables is None else None
         fits = [] if refits is None else constants.listings(refits)
         served = {log.name: log.scores() for log in logs}
+        note = "the server's limits and blocks are known, its step times are as cost=roofline says"
+        of_logs = [report.logs("Whole logs, before any fit", served, note)] if served else []
         peers = peers_of(every)
         shown = usable(every)
         predicted = FigureSpec(
@@ -110,7 +112,7 @@ class Truth(Study):
         )
         return Analysis(
             finding=list(finding(every, served)),
-            listings=[*listings(every, peers), *fits, *logs_listings(served)],
+            listings=[*listings(every, peers), *fits, *of_logs],
             notes=list(notes(read, every, logs)),
             data=data(every, peers, refits, served),
             drawings={"predicted": predicted, "errors": errors, **beside(shown, peers)},

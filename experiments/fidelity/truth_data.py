@@ -21,8 +21,6 @@ from pagedsim.fidelity.sheets import hardware_named, model_named
 from pagedsim.fidelity.step_tables.schedule import RowRequests, Schedule, scheduled
 from pagedsim.fidelity.step_tables.tables import Cell, Table, alone, grid, read_table
 from pagedsim.fidelity.step_tables.times import Point
-from pagedsim.metrics.result import Listing
-from pagedsim.report.numbers import percent, signed
 from pagedsim.run.pool import inside_a_worker
 from pagedsim.run.runs import cores
 from pagedsim.spec.run import Settings
@@ -245,21 +243,3 @@ def read_logs(logs: Mapping[str, Mapping[str, Any]], spec: StudySpec) -> list[Se
             ServerLog(name, config, read_log(path if path.exists() else ROOT / path))
         )
     return server_logs
-
-
-def logs_listings(scores: Mapping[str, Scores]) -> list[Listing]:
-    """A table of the errors of each log's means, if there is any."""
-    rows = [
-        {
-            "log": f"{name}: {metric.upper()}",
-            "requests": f"{score.count:,}",
-            "measured mean": f"{error.measured.mean:.4g} s",
-            "predicted": f"{error.predicted.mean:.4g} s",
-            "off": signed(error.relative.mean),
-            "half within": percent(error.median_absolute),
-        }
-        for name, score in scores.items()
-        for metric, error in score.errors.items()
-    ]
-    note = "the server's limits and blocks are known, its step times are as cost=roofline has them"
-    return [Listing.of("Whole logs, before any fit", rows, note)] if rows else []

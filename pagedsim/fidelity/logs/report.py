@@ -65,7 +65,7 @@ def errors(part: str, score: Scores) -> Listing:
     return Listing.of(f"{part}: {score.count} requests", rows, _ERRORS)
 
 
-def logs(title: str, scores: Mapping[str, Scores]) -> Listing:
+def logs(title: str, scores: Mapping[str, Scores], note: str) -> Listing:
     """How far off the means of whole logs are."""
     rows = [
         {
@@ -79,9 +79,8 @@ def logs(title: str, scores: Mapping[str, Scores]) -> Listing:
         }
         for part, score in scores.items()
         for metric, error in score.errors.items()
-        if metric in METRICS
     ]
-    return Listing.of(title, rows, "means of all requests but those of a server just started")
+    return Listing.of(title, rows, note)
 
 
 def spreads(part: str, score: Scores) -> Listing:
