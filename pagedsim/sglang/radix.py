@@ -196,26 +196,22 @@ class RadixMemory(Memory):
 
     def _lock(self, node: Node) -> None:
         """Add an owner to all nodes from this one to the root."""
-        above: Node | None = node
-        while above is not None and above.parent is not None:
+        for above in _to_root(node):
             if above.owners:
                 self.shared += len(above.pages)
             else:
                 self._evictable -= len(above.pages)
                 self._leaves.discard(above)
             above.owners += 1
-            above = above.parent
 
     def _unlock(self, node: Node) -> None:
-        above: Node | None = node
-        while above is not None and above.parent is not None:
+        for above in _to_root(node):
             above.owners -= 1
             if above.owners:
                 self.shared -= len(above.pages)
             else:
                 self._evictable += len(above.pages)
                 self._offer(above)
-            above = above.parent
 
     # -- eviction ----------------------------------------------------------------------------------
 
@@ -337,13 +333,12 @@ class RadixMemory(Memory):
         for request in requests:
             if not request._tables:
                 continue
-            node = above = self._node_of[request]
+            node = self._node_of[request]
             if request._tables[0][: request._registered] != _path(node):
                 raise IntegrityError(f"the table of {request!r} has other pages than its node")
             private += request._tables[0][request._registered :]
-            while above.parent is not None:
+            for above in _to_root(node):
                 owners[above] += 1
-                above = above.parent
         if wrong := [node.pages for node in nodes if node.owners != owners[node]]:
             raise IntegrityError(f"nodes of pages {wrong} count other owners than lock them")
         if sum(len(n.pages) for n in nodes if not n.owners) != self._evictable:
