@@ -33,7 +33,7 @@ def fitted(log: StepLog) -> Fitted:
     source = f"{log.source}: {machine['device']}, {machine['model']}, {machine['dtype']}"
     try:
         ahead = bool(machine.get("async_scheduling"))
-        return Fitted.fit(log.samples, log.replica, echo=None, source=source, ahead=ahead)
+        return Fitted.fit(log.samples, log.replica, source=source, ahead=ahead)
     except ConfigError as error:
         raise ConfigError(f"{log.source}: too short to fit: {error}") from error
 

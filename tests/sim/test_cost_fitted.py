@@ -15,7 +15,7 @@ import pytest
 from pagedsim.core import ConfigError, StepPlan
 from pagedsim.server import ServerSpec
 from pagedsim.sim.cost import Fitted, Roofline, Sample
-from pagedsim.sim.cost.fitting import FEATURES, KINDS, Matrix, fit, nnls
+from pagedsim.sim.cost.fitting import FEATURES, KINDS, Matrix, fit, fit_kinds, nnls
 from pagedsim.sim.replica import Replica
 from tests.core.refusals import refusal
 from tests.sim.shapes import plan, replica, shipped
@@ -105,17 +105,15 @@ def recording(noise: float = 0.0, count: int = 60) -> list[Sample]:
 
 
 def test_a_fit_finds_the_coefficients_that_made_the_data() -> None:
-    lines: list[Any] = []
-    cost = Fitted.fit(recording(), replica("llama-3.1-8b", "h100"), echo=lines.append)
+    cost = Fitted.fit(recording(), replica("llama-3.1-8b", "h100"))
     assert cost.decode_seconds(64, 64_000) == pytest.approx(8e-3 + 64 * 4e-5 + 64_000 * 3e-7)
     assert cost.recompute_seconds(1000) == pytest.approx(5e-3 + 0.1 + 2e-3)
     mixed = cost.step_seconds(plan(1000, decodes=64, context=64_000))
     assert mixed == pytest.approx(9e-3 + 0.1 + 2e-3 + 64 * 4e-5 + 64_000 * 3e-7)
-    assert lines == [
-        "prefill: 20 steps, leave-one-out error 0.0 %",
-        "decode: 20 steps, leave-one-out error 0.0 %",
-        "mixed: 20 steps, leave-one-out error 0.0 %",
-    ]
+    fits = fit_kinds(recording())
+    assert {kind: (of.samples, of.percent) for kind, of in fits.items()} == dict.fromkeys(
+        ("prefill", "decode", "mixed"), (20, "0.0 %")
+    )
 
 
 def test_the_reported_error_is_about_the_noise() -> None:
@@ -164,13 +162,13 @@ def test_a_step_beyond_what_was_fitted_is_noticed(name: str) -> None:
 
 def test_only_mixed_steps_serve_for_all_kinds() -> None:
     rows = [row for row in recording() if row.kind == "mixed"]
-    cost = Fitted.fit(rows, replica("llama-3.1-8b", "h100"), echo=None)
+    cost = Fitted.fit(rows, replica("llama-3.1-8b", "h100"))
     assert cost.decode_seconds(64, 64_000) == pytest.approx(9e-3 + 64 * 4e-5 + 64_000 * 3e-7)
 
 
 def test_saved_and_loaded_it_answers_the_same(tmp_path: Path) -> None:
     where = replica("llama-3.1-8b", "h100")
-    cost = Fitted.fit(recording(0.1), where, echo=None, bus_efficiency=0.4)
+    cost = Fitted.fit(recording(0.1), where, bus_efficiency=0.4)
     cost.save(tmp_path / "fit.json")
     again = Fitted.load(tmp_path / "fit.json", where)
     step = plan(100, decodes=5, context=500)
@@ -191,7 +189,7 @@ def test_saved_and_loaded_it_answers_the_same(tmp_path: Path) -> None:
 )
 def test_too_little_to_fit_is_refused(rows: list[Sample], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        Fitted.fit(rows, replica("tiny", "a10"), echo=None)
+        Fitted.fit(rows, replica("tiny", "a10"))
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from inspect import signature
 from math import inf
 from operator import gt
@@ -134,20 +134,16 @@ class Fitted(CostModel):
         samples: Iterable[Sample],
         replica: Replica,
         *,
-        echo: Callable[[str], object] | None = print,
         ahead: bool = False,
         **settings: Any,
     ) -> Fitted:
-        """Fit recorded steps; `echo` receives the leave-one-out error of each kind of step.
+        """Fit recorded steps.
 
         Each kind needs more steps than it has coefficients; without enough prefill or decode steps
         the fit of mixed steps is used. `ahead`: the steps ran with async scheduling.
         """
         rows = list(samples)
         fits = fit_kinds(rows)
-        if echo:
-            for kind, kind_fit in fits.items():
-                echo(f"{kind}: {kind_fit}")
         sets = {kind: kind_fit.coefficients for kind, kind_fit in fits.items()}
         for kind in ("prefill", "decode"):
             if kind not in sets:
@@ -157,8 +153,6 @@ class Fitted(CostModel):
                 sets[kind] = {name: sets["mixed"][name] for name in KINDS[kind]}
         if swaps := fit_swaps(rows, fits):
             sets["swap"] = swaps.coefficients
-            if echo:
-                echo(f"swap: {swaps.samples} steps, error of the whole step {swaps.percent}")
         return cls(
             replica,
             unit="s",

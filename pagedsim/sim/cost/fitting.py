@@ -125,9 +125,6 @@ class Fit:
     def percent(self) -> str:
         return f"{100 * self.error:.1f} %"
 
-    def __str__(self) -> str:
-        return f"{self.samples} steps, leave-one-out error {self.percent}"
-
 
 def fit_kinds(samples: Iterable[Sample]) -> dict[str, Fit]:
     """A fit for each kind of step with enough samples without swaps."""
