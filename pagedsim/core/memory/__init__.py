@@ -13,14 +13,13 @@ from pagedsim.core.memory.reserved import (
     ReservedPow2,
 )
 from pagedsim.core.memory.tier import Tier
-from pagedsim.core.memory.tiered import LoadPrices, TieredMemory
+from pagedsim.core.memory.tiered import TieredMemory
 
 __all__ = [
     "CacheEntry",
     "Copies",
     "EvictionPolicy",
     "Fit",
-    "LoadPrices",
     "Memory",
     "Move",
     "PagedMemory",

@@ -2,22 +2,19 @@
 replayed from a recording."""
 
 from pagedsim.core.compiled import own_abc_registry
-from pagedsim.sim.cost.base import Breakdown, CostModel, ModelledPrices, Term
+from pagedsim.sim.cost.base import Breakdown, CostModel, Term
 from pagedsim.sim.cost.fitted import Fitted
-from pagedsim.sim.cost.fitting import Coefficients, Fit, Sample
+from pagedsim.sim.cost.fitting import Sample
 from pagedsim.sim.cost.measured import Measured
 from pagedsim.sim.cost.replay import Decodes, Replay
 from pagedsim.sim.cost.roofline import Roofline
 
 __all__ = [
     "Breakdown",
-    "Coefficients",
     "CostModel",
     "Decodes",
-    "Fit",
     "Fitted",
     "Measured",
-    "ModelledPrices",
     "Replay",
     "Roofline",
     "Sample",
