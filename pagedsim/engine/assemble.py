@@ -17,11 +17,10 @@ from pagedsim.engine.models import LoadedModel, load_model
 from pagedsim.engine.models.load import check_shards
 from pagedsim.engine.models.shard import Shard
 from pagedsim.engine.output import Tokenizer
-from pagedsim.engine.parallel.leader import Leader
 from pagedsim.engine.parallel.ranks import Ranks
 from pagedsim.engine.prices import MeasuredPrices
 from pagedsim.engine.profile import fitting_blocks
-from pagedsim.engine.runner import Runner
+from pagedsim.engine.runner import Leader, Runner
 from pagedsim.engine.runtime import GIB, in_memory, require_host
 from pagedsim.engine.sampler import warm_up_sampling
 from pagedsim.engine.tokenizer import load_tokenizer
