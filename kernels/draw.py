@@ -111,25 +111,17 @@ def pick(logits: torch.Tensor, asked: SamplingTensors, words: torch.Tensor) -> t
     shape = Shape.of(vocab)
     tops = shape.of_tiles(logits, torch.int64)
     cuts = cut(logits, asked, shape) if asked.filtered else Cut.nothing(asked)
-    row = (logits, words, asked.temperature, asked.min_p, *cuts)
+    row = (logits, words, asked.temperature, asked.min_p, (*cuts,))
     constants = {**shape.constants(), "FILTERED": asked.filtered}
-    _bound[(rows, shape.tiles)](tops, *row, **constants)
-    _settle[(rows,)](picked, tops, *row, **constants)
+    _bound[(rows, shape.tiles)](tops, row, **constants)
+    _settle[(rows,)](picked, tops, row, **constants)
     return picked
 
 
 @triton.jit
 def _bound(
     tops_ptr,
-    logits_ptr,
-    words_ptr,
-    temperature_ptr,
-    min_p_ptr,
-    peaks_ptr,
-    kth_ptr,
-    last_ptr,
-    among_ptr,
-    ties_ptr,
+    row_ptrs,  # logits, words, temperature, min_p, and the cuts
     VOCAB: tl.constexpr,
     TILES: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -137,10 +129,7 @@ def _bound(
 ):
     row = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
-    bounds = _bounds(
-        row, tile, logits_ptr, words_ptr, temperature_ptr, min_p_ptr, peaks_ptr, kth_ptr, last_ptr,
-        among_ptr, ties_ptr, VOCAB, TILES, BLOCK, FILTERED,
-    )  # fmt: skip
+    bounds = _bounds(row, tile, row_ptrs, VOCAB, TILES, BLOCK, FILTERED)
     tl.store(tops_ptr + row * TILES + tile, tl.max(bounds, 0))
 
 
@@ -148,21 +137,14 @@ def _bound(
 def _settle(
     picked_ptr,
     tops_ptr,
-    logits_ptr,
-    words_ptr,
-    temperature_ptr,
-    min_p_ptr,
-    peaks_ptr,
-    kth_ptr,
-    last_ptr,
-    among_ptr,
-    ties_ptr,
+    row_ptrs,  # logits, words, temperature, min_p, and the cuts
     VOCAB: tl.constexpr,
     TILES: tl.constexpr,
     BLOCK: tl.constexpr,
     FILTERED: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
+    logits_ptr, words_ptr, temperature_ptr, _, _ = row_ptrs
     tops = of_tiles(tops_ptr, row, VOCAB, TILES, BLOCK, NOTHING)
     temperature = tl.load(temperature_ptr + row)
     low, high = tl.load(words_ptr + 2 * row), tl.load(words_ptr + 2 * row + 1)
@@ -179,10 +161,7 @@ def _settle(
         exact = tl.where(top >> 32 == RULED_OUT, top, exact)
         best = tl.maximum(best, exact)
         tile = token // BLOCK
-        bounds = _bounds(
-            row, tile, logits_ptr, words_ptr, temperature_ptr, min_p_ptr, peaks_ptr, kth_ptr,
-            last_ptr, among_ptr, ties_ptr, VOCAB, TILES, BLOCK, FILTERED,
-        )  # fmt: skip
+        bounds = _bounds(row, tile, row_ptrs, VOCAB, TILES, BLOCK, FILTERED)
         following = tl.max(tl.where(bounds < top, bounds, NOTHING), 0)
         tops = tl.where(tl.arange(0, TILES) == tile, following, tops)
         top = tl.max(tops, 0)
@@ -193,28 +172,18 @@ def _settle(
 def _bounds(
     row,
     tile,
-    logits_ptr,
-    words_ptr,
-    temperature_ptr,
-    min_p_ptr,
-    peaks_ptr,
-    kth_ptr,
-    last_ptr,
-    among_ptr,
-    ties_ptr,
+    row_ptrs,  # logits, words, temperature, min_p, and the cuts
     VOCAB: tl.constexpr,
     TILES: tl.constexpr,
     BLOCK: tl.constexpr,
     FILTERED: tl.constexpr,
 ):
     """A bound of the score of each token of a tile; of a greedy row, the score."""
+    logits_ptr, words_ptr, temperature_ptr, min_p_ptr, cut_ptrs = row_ptrs
     if tl.load(temperature_ptr + row) > 0:
         x, token, held = scaled(logits_ptr, temperature_ptr, row, tile, VOCAB, BLOCK)
         if FILTERED:
-            stays = kept(
-                x, row, tile, min_p_ptr, peaks_ptr, kth_ptr, last_ptr, among_ptr, ties_ptr,
-                VOCAB, TILES, BLOCK,
-            )  # fmt: skip
+            stays = kept(x, row, tile, min_p_ptr, cut_ptrs, VOCAB, TILES, BLOCK)
             x = tl.where(stays, x, float("-inf"))
         low, high = tl.load(words_ptr + 2 * row), tl.load(words_ptr + 2 * row + 1)
         x += above(hashed(token, low, high))

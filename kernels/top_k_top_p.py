@@ -119,10 +119,10 @@ def cut(logits: torch.Tensor, asked: SamplingTensors, shape: Shape) -> Cut:
         mass = shape.of_tiles(logits, torch.int64)
         weighed = (*row, asked.top_p, cuts.peaks, cuts.kth)
         count = steps(shape.vocab)
-        _mass[grid](mass, *weighed, **constants, STEPS=count)
+        _mass[grid](mass, weighed, **constants, STEPS=count)
         for level in range(WEIGHS.value):
-            _weigh[grid](bins, state, mass, *weighed, level, **constants, STEPS=count)
-        _tie[grid](*cuts[2:], bins, state, *weighed, **constants, STEPS=count)
+            _weigh[grid](bins, state, mass, weighed, level, **constants, STEPS=count)
+        _tie[grid](*cuts[2:], bins, state, weighed, **constants, STEPS=count)
     return cuts
 
 
@@ -196,21 +196,15 @@ def _peak(
 @triton.jit
 def _mass(
     mass_ptr,
-    logits_ptr,
-    temperature_ptr,
-    top_p_ptr,
-    peaks_ptr,
-    kth_ptr,
+    weighed_ptrs,  # logits, temperature, top_p, peaks, kth
     VOCAB: tl.constexpr,
     TILES: tl.constexpr,
     BLOCK: tl.constexpr,
     STEPS: tl.constexpr,
 ):
     row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    if tl.load(top_p_ptr + row) < 1:
-        bits = _bits(
-            logits_ptr, temperature_ptr, peaks_ptr, kth_ptr, row, tile, VOCAB, TILES, BLOCK
-        )
+    if tl.load(weighed_ptrs[2] + row) < 1:
+        bits = _bits(weighed_ptrs, row, tile, VOCAB, TILES, BLOCK)
         tl.store(mass_ptr + row * TILES + tile, tl.sum(whole(bits, STEPS), 0))
 
 
@@ -219,11 +213,7 @@ def _weigh(
     bins_ptr,
     state_ptr,
     mass_ptr,
-    logits_ptr,
-    temperature_ptr,
-    top_p_ptr,
-    peaks_ptr,
-    kth_ptr,
+    weighed_ptrs,  # logits, temperature, top_p, peaks, kth
     level,
     VOCAB: tl.constexpr,
     TILES: tl.constexpr,
@@ -231,7 +221,7 @@ def _weigh(
     STEPS: tl.constexpr,
 ):
     row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    p = tl.load(top_p_ptr + row)
+    p = tl.load(weighed_ptrs[2] + row)
     if p < 1:
         BINS: tl.constexpr = ONE << WEIGHED
         total = tl.sum(of_tiles(mass_ptr, row, VOCAB, TILES, BLOCK, 0), 0)
@@ -239,9 +229,7 @@ def _weigh(
         bins_ptr += row * WEIGHS * BINS
         state_ptr += row * WEIGHS * 2
         prefix = _begun(bins_ptr, state_ptr, needed, level, tile == 0, WEIGHED, WEIGHS)
-        bits = _bits(
-            logits_ptr, temperature_ptr, peaks_ptr, kth_ptr, row, tile, VOCAB, TILES, BLOCK
-        )
+        bits = _bits(weighed_ptrs, row, tile, VOCAB, TILES, BLOCK)
         mass = whole(bits, STEPS)
         digit, same = _digit(bits, prefix, level, WEIGHED, WEIGHS)
         # Tokens that have less cannot even together fill what the set may leave out.
@@ -256,27 +244,21 @@ def _tie(
     ties_ptr,
     bins_ptr,
     state_ptr,
-    logits_ptr,
-    temperature_ptr,
-    top_p_ptr,
-    peaks_ptr,
-    kth_ptr,
+    weighed_ptrs,  # logits, temperature, top_p, peaks, kth
     VOCAB: tl.constexpr,
     TILES: tl.constexpr,
     BLOCK: tl.constexpr,
     STEPS: tl.constexpr,
 ):
     row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    if tl.load(top_p_ptr + row) < 1:
+    if tl.load(weighed_ptrs[2] + row) < 1:
         bins_ptr += row * WEIGHS * (ONE << WEIGHED)
         state_ptr += row * WEIGHS * 2
         last, left, bucket_sum = _narrowed(bins_ptr, state_ptr, WEIGHS - 1, WEIGHED, WEIGHS)
         step = tl.maximum(whole(last, STEPS), 1)
         among = (left + step - 1) // step  # how many with the last weight are in
         if among * step < bucket_sum:
-            bits = _bits(
-                logits_ptr, temperature_ptr, peaks_ptr, kth_ptr, row, tile, VOCAB, TILES, BLOCK
-            )
+            bits = _bits(weighed_ptrs, row, tile, VOCAB, TILES, BLOCK)
             tl.store(ties_ptr + row * TILES + tile, tl.sum((bits == last).to(tl.int32), 0))
         else:
             among = tl.full((), VOCAB, tl.int64)
@@ -291,16 +273,13 @@ def kept(
     row,
     tile,
     min_p_ptr,
-    peaks_ptr,
-    kth_ptr,
-    last_ptr,
-    among_ptr,
-    ties_ptr,
+    cut_ptrs,  # those of `Cut`
     VOCAB: tl.constexpr,
     TILES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Which tokens of a tile stay, x being their logits over the temperature."""
+    peaks_ptr, kth_ptr, last_ptr, among_ptr, ties_ptr = cut_ptrs
     top = tl.max(of_tiles(peaks_ptr, row, VOCAB, TILES, BLOCK, float("-inf")), 0)
     kth, last = tl.load(kth_ptr + row), tl.load(last_ptr + row)
     # Not "at least": what is no number, or compared with none, stays.
@@ -337,18 +316,9 @@ def of_tiles(ptr, row, VOCAB: tl.constexpr, TILES: tl.constexpr, BLOCK: tl.const
 
 
 @triton.jit
-def _bits(
-    logits_ptr,
-    temperature_ptr,
-    peaks_ptr,
-    kth_ptr,
-    row,
-    tile,
-    VOCAB: tl.constexpr,
-    TILES: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+def _bits(weighed_ptrs, row, tile, VOCAB: tl.constexpr, TILES: tl.constexpr, BLOCK: tl.constexpr):
     """The bits of a tile's weights, of which those that top-k rules out are less than a step."""
+    logits_ptr, temperature_ptr, _, peaks_ptr, kth_ptr = weighed_ptrs
     x, _, _ = scaled(logits_ptr, temperature_ptr, row, tile, VOCAB, BLOCK)
     top = tl.max(of_tiles(peaks_ptr, row, VOCAB, TILES, BLOCK, float("-inf")), 0)
     return weight_bits(tl.where(x < tl.load(kth_ptr + row), float("-inf"), x), top)

@@ -19,7 +19,7 @@ def filtered(logits: Tensor, asked: SamplingTensors) -> Tensor:
     out = torch.empty_like(logits)
     if len(logits):
         found = cut(logits, asked, shape)
-        row = (logits, asked.temperature, asked.min_p, *found)
+        row = (logits, asked.temperature, asked.min_p, (*found,))
         _filtered[(len(logits), shape.tiles)](out, *row, **shape.constants())
     return out
 
@@ -48,21 +48,14 @@ def _filtered(
     logits_ptr,
     temperature_ptr,
     min_p_ptr,
-    peaks_ptr,
-    kth_ptr,
-    last_ptr,
-    among_ptr,
-    ties_ptr,
+    cut_ptrs,
     VOCAB: tl.constexpr,
     TILES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     x, token, held = scaled(logits_ptr, temperature_ptr, row, tile, VOCAB, BLOCK)
-    stays = kept(
-        x, row, tile, min_p_ptr, peaks_ptr, kth_ptr, last_ptr, among_ptr, ties_ptr,
-        VOCAB, TILES, BLOCK,
-    )  # fmt: skip
+    stays = kept(x, row, tile, min_p_ptr, cut_ptrs, VOCAB, TILES, BLOCK)
     tl.store(out_ptr + row * VOCAB + token, tl.where(stays, x, float("-inf")), mask=held)
 
 
