@@ -417,7 +417,8 @@ def _executed(
 ) -> Result:
     if importing_the_script():
         raise SystemExit(1)  # the process that began this one says what the script lacks
-    changes = [*changes, *(change for key, change in _QUIET.items() if not _sets(changes, key))]
+    groups = {change.key.partition(".")[0] for change in changes}
+    changes = [*changes, *(change for key, change in _QUIET.items() if key not in groups)]
     if not isinstance(folder, str | Path | None):
         raise ConfigError(f"folder={printed(folder)}: must be a path")
     if folder is not None:
@@ -437,10 +438,6 @@ def _executed(
 
 _QUIET = {"tracking": Change("tracking", "none"), "report": Change("report", False)}
 """What a script does not want unless it says so."""
-
-
-def _sets(changes: Sequence[Change], key: str) -> bool:
-    return any(change.key.partition(".")[0] == key for change in changes)
 
 
 def _refuse_unpicklable(changes: Sequence[Change], folder: str | Path) -> None:

@@ -209,7 +209,11 @@ def conclude(interrupted: bool = False, died: Exception | None = None) -> None:
             f"same command with hydra.sweep.dir={shown(folder)} goes on from there"
         )
     varying = _varying(jobs)
-    failed = [f"job {n} ({_words(job, varying)}): {job['error']}" for n, job in _failed(jobs)]
+    failed = [
+        f"job {number} ({_words(job, varying)}): {job['error']}"
+        for number, job in jobs.items()
+        if job["error"]
+    ]
     failed += [f"job {n}: its process died before it had a result" for n in lost]
     if lost:
         failed.append(
@@ -282,10 +286,6 @@ def read_jobs(folder: Path) -> dict[int, JobRecord]:
         if path.parent.name.isdigit():
             jobs[int(path.parent.name)] = json.loads(path.read_text(encoding="utf-8"))
     return dict(sorted(jobs.items()))
-
-
-def _failed(jobs: Mapping[int, JobRecord]) -> list[tuple[int, JobRecord]]:
-    return [(number, job) for number, job in jobs.items() if job["error"]]
 
 
 def _settings(job: JobRecord) -> dict[str, str]:

@@ -26,7 +26,7 @@ from pagedsim.spec.objects import lives_here, load_plugins, make
 from pagedsim.spec.roots import OF_THE_STUDY
 from pagedsim.spec.run import RunSpec
 from pagedsim.spec.study import StudySpec
-from pagedsim.spec.words import Change, group_of, key_of
+from pagedsim.spec.words import group_of, key_of
 from pagedsim.tracking import SETTINGS, check_settings
 from pagedsim.user_error import Interruption, UserError
 from pagedsim.workload import Workload
@@ -65,7 +65,7 @@ class Execution:
         keep_configuration(self.spec.config, self.spec.folder)
         self._note(arms, jobs, remarks)
         self._run(jobs)
-        if self._readable():
+        if not (self.study.whole and (self.runs.interrupted or self.runs.failed)):
             self.published = publish(self.study, self.runs)
         self._complain()
 
@@ -102,9 +102,6 @@ class Execution:
             jobs = self.runs.jobs_of(arms, self.study.key_of)
             if jobs or len(self.runs.failed) == failed:
                 return jobs
-
-    def _readable(self) -> bool:
-        return not (self.study.whole and (self.runs.interrupted or self.runs.failed))
 
     def _complain(self) -> None:
         """Say what is missing, if anything is."""
@@ -297,14 +294,12 @@ def unused_words(
         idle = (word for word in spec.words if group_of(word) not in taken)
         return [f"{word} changes nothing: {whose}" for word in idle]
     keys = [{key_of(change) for change in arm.overrides} for arm in arms]
-
-    def added(word: str | Change) -> bool:  # which arms may then set
-        return str(word).startswith("+")
-
     lines = [
         f"{word} changes nothing: every arm of experiment={spec.experiment} sets it"
         for word in spec.words
-        if keys and not added(word) and all(key_of(word) in arm_keys for arm_keys in keys)
+        if not str(word).startswith("+")  # which arms may then set
+        and keys
+        and all(key_of(word) in arm_keys for arm_keys in keys)
     ]
     lines += [
         f"{word} changes nothing: {why}"

@@ -105,11 +105,7 @@ def listen(config: Mapping[str, Any]) -> None:
             max_body=config["max_body"],
             hosts=_hosts(config),
         )
-        about = {
-            "model": served_model.model,
-            "backend": served_model.backend,
-            "policy": served_model.policy,
-        }
+        about = {name: getattr(served_model, name) for name in ("model", "backend", "policy")}
         live = add_live(app, engine, tally, about | {"speed": config["speed"]})
         server = Listener(app, engine, served_model, live, tally, config["drain"])
         gc.collect()

@@ -182,9 +182,7 @@ class Conf:
 
     def root_settings(self) -> Settings:
         """The settings of the root before those of any option."""
-        settings: Settings = {}
-        merge(settings, self._root_file[0])
-        return settings
+        return cast(Settings, copied(self._root_file[0]))
 
     def compose(self, words: Sequence[str]) -> tuple[Settings, Choices]:
         """What the root becomes with these words, unresolved, and the options it is made of."""

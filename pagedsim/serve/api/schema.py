@@ -149,7 +149,9 @@ class Choices(Sampling):
 
     n: Whole = 1
     stream: bool = False
-    stream_options: StreamOptions = StreamOptions()
+    stream_options: Annotated[StreamOptions, WithJsonSchema(StreamOptions.model_json_schema())] = (
+        StreamOptions()
+    )
     return_token_ids: bool = False
 
     @property
@@ -251,19 +253,5 @@ REFUSALS: dict[int | str, dict[str, Any]] = {"4XX": _REFUSAL, "5XX": _REFUSAL}
 
 def body(kind: type[BaseModel]) -> dict[str, Any]:
     """OpenAPI request body of a path that parses its body itself."""
-    schema = kind.model_json_schema()
-    inside = schema.pop("$defs", {})
-    content = {"application/json": {"schema": _inlined(schema, inside)}}
+    content = {"application/json": {"schema": kind.model_json_schema()}}
     return {"requestBody": {"required": True, "content": content}}
-
-
-def _inlined(schema: Any, inside: dict[str, Any]) -> Any:
-    """A schema with all `$ref` inlined."""
-    if isinstance(schema, list):
-        return [_inlined(item, inside) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    if "$ref" in schema:
-        name = schema["$ref"].rpartition("/")[2]
-        return _inlined(inside[name], inside)
-    return {key: _inlined(value, inside) for key, value in schema.items()}
