@@ -263,7 +263,7 @@ def rows_of(params: SamplingParams) -> list[Row]:
 @pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "random"])
 def test_no_draw_synchronises(temperature: float) -> None:
     """With each setting alone, with every two of them if random, and with all in one batch."""
-    from pagedsim.experiments.benchmarks.fake_gpu import FAKE, FakeGPU
+    from tests.engine.launches import FAKE, FakeGPU
 
     defaults = {one.name: one.default for one in fields(SamplingParams)}
     assert {*OTHERS, *BEAMS} == {*defaults}

@@ -127,7 +127,7 @@ def test_no_kernel_spills_and_decodes_keep_copies_in_flight() -> None:
 @needs_triton
 @pytest.mark.parametrize(("temperature", "launches"), [(0.0, 1), (1.0, 2)])
 def test_launches_of_a_sample(temperature: float, launches: int) -> None:
-    from pagedsim.experiments.benchmarks.fake_gpu import FAKE, FakeGPU
+    from tests.engine.launches import FAKE, FakeGPU
 
     sampler = Sampler()
     params = SamplingParams(temperature=temperature)
