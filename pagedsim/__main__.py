@@ -345,11 +345,9 @@ def main() -> None:
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")  # numpy's threads wait asleep
     if os.getcwd() not in sys.path:  # where a policy of one's own lies
         sys.path.insert(0, os.getcwd())
-    with guarded() as outcome:
-        carry_out = command(sys.argv[1:])
-        carry_out()
+    code = guarded(lambda: command(sys.argv[1:])())
     gc.freeze()  # Python would look through all of it once more, to end
-    sys.exit(outcome.code)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

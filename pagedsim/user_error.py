@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from pagedsim.core import PagedsimError
@@ -27,37 +25,29 @@ class Interruption(KeyboardInterrupt):
     """A Ctrl-C that left something; its text says what."""
 
 
-@dataclass
-class Outcome:
-    """How a command ended."""
-
-    code: int = 0
-
-
-@contextmanager
-def guarded() -> Iterator[Outcome]:
-    """Turn an error in the body into one line on stderr, and an exit code of 1.
+def guarded(body: Callable[[], None]) -> int:
+    """Call what a command does, with an error as one line on stderr; returns the exit code.
 
     With `hydra.verbose=true` on the command line it is raised as it is.
     """
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let errors through to here
-    outcome = Outcome()
     try:
-        yield outcome
+        body()
     except KeyboardInterrupt as error:
         _say(f"interrupted: {error}" if str(error) else "interrupted")
-        outcome.code = 130
+        return 130
     except UserError as error:
         for text in error.lines:
             _say(text)
         _offer_traceback(error.expected)
-        outcome.code = 1
+        return 1
     except Exception as error:
         if verbose():
             raise
         _say(line(error))
         _offer_traceback(expected(error))
-        outcome.code = 1
+        return 1
+    return 0
 
 
 def verbose() -> bool:

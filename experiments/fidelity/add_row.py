@@ -127,6 +127,4 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    with guarded() as outcome:
-        main()
-    sys.exit(outcome.code)
+    sys.exit(guarded(main))
