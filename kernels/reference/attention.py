@@ -20,6 +20,17 @@ NEAR = 2**20
 """Bytes of keys and values that are gathered at once: what a core keeps near by."""
 
 
+class Place(NamedTuple):
+    """How a layer's keys lie in the cache, and what its queries see of them."""
+
+    between: int
+    """Rows from one block to the next."""
+    block_size: int
+    window: int | None
+    dtype: torch.dtype
+    """Of the queries."""
+
+
 class Sight(NamedTuple):
     """What some queries see."""
 
@@ -53,16 +64,14 @@ def attention(
     softcap: float | None = None,
 ) -> torch.Tensor:
     """See `ops.attend`; the keys and values of this step are in the cache already."""
-    place = rows_between(k_cache), k_cache.shape[1], window, q.dtype
+    place = Place(rows_between(k_cache), k_cache.shape[1], window, q.dtype)
     decodes = batch.num_decodes
     parts = []
     if decodes:
         apart = rows_apart(k_cache, v_cache)
         width = k_cache.shape[2] * k_cache.shape[3] * q.element_size()
         most = max(NEAR // (2 * width), 1)
-        seen = batch.once(
-            ("decodes", *place, apart, most), lambda: _decodes(batch, *place, apart, most)
-        )
+        seen = batch.once((place, apart, most), lambda: _decodes(batch, place, apart, most))
         queries = q[:decodes] if len(seen.sizes) == 1 else q.index_select(0, seen.order)
         outputs = []
         for group, sight in zip(queries.split(seen.sizes), seen.sights, strict=True):
@@ -81,7 +90,7 @@ def attention(
         queries = q[begin : begin + length]
         begin += length
         if length and context:
-            sight = batch.once((i, *place), partial(_see_chunk, batch, i, *place))
+            sight = batch.once((i, place), partial(_see_chunk, batch, i, place))
             parts.append(_prefill(queries, k_cache, v_cache, sight, scale, softcap))
         else:
             parts.append(torch.zeros_like(queries))
@@ -90,18 +99,11 @@ def attention(
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
-def _decodes(
-    batch: AttentionBatch,
-    between: int,
-    block_size: int,
-    window: int | None,
-    dtype: torch.dtype,
-    apart: int | None,
-    most: int,
-) -> Decodes:
+def _decodes(batch: AttentionBatch, place: Place, apart: int | None, most: int) -> Decodes:
     """Groups that gather `most` rows each, or are one sequence."""
-    contexts = batch.context_lens[: batch.num_decodes].long()
-    seen = contexts if window is None else contexts.clamp(max=window)
+    seen = batch.context_lens[: batch.num_decodes].long()
+    if place.window is not None:
+        seen = seen.clamp(max=place.window)
     order = seen.argsort(stable=True)
     sizes = [0]
     for length in seen[order].tolist():
@@ -110,22 +112,14 @@ def _decodes(
         sizes[-1] += 1
     if len(sizes) == 1:
         order = torch.arange(len(order))
-    sights = [
-        _see_decodes(batch, group, between, block_size, window, dtype, apart)
-        for group in order.split(sizes)
-    ]
+    sights = [_see_decodes(batch, group, place, apart) for group in order.split(sizes)]
     return Decodes(order, order.argsort(), sizes, sights)
 
 
 def _see_decodes(
-    batch: AttentionBatch,
-    group: torch.Tensor,
-    between: int,
-    block_size: int,
-    window: int | None,
-    dtype: torch.dtype,
-    apart: int | None,
+    batch: AttentionBatch, group: torch.Tensor, place: Place, apart: int | None
 ) -> Sight:
+    between, block_size, window, dtype = place
     contexts = batch.context_lens[group, None].long()
     first = torch.zeros_like(contexts) if window is None else (contexts - window).clamp_(min=0)
     seen = (contexts - first).clamp_(min=1)
@@ -163,14 +157,8 @@ def _decode(
     return out if sight.blind is None else out.masked_fill_(sight.blind, 0)
 
 
-def _see_chunk(
-    batch: AttentionBatch,
-    index: int,
-    between: int,
-    block_size: int,
-    window: int | None,
-    dtype: torch.dtype,
-) -> Sight:
+def _see_chunk(batch: AttentionBatch, index: int, place: Place) -> Sight:
+    between, block_size, window, dtype = place
     length, context = batch.chunks[index]
     start = context - length
     first = 0 if window is None else max(0, start + 1 - window)
