@@ -20,15 +20,17 @@ NEAR = 2**20
 """Bytes of keys and values that are gathered at once: what a core keeps near by."""
 
 
-class Place(NamedTuple):
-    """How a layer's keys lie in the cache, and what its queries see of them."""
+class Layer(NamedTuple):
+    """How a layer's keys lie in the cache, and how its queries attend to them."""
 
     between: int
     """Rows from one block to the next."""
     block_size: int
-    window: int | None
     dtype: torch.dtype
     """Of the queries."""
+    window: int | None
+    scale: float
+    softcap: float | None
 
 
 class Sight(NamedTuple):
@@ -64,14 +66,15 @@ def attention(
     softcap: float | None = None,
 ) -> torch.Tensor:
     """See `ops.attend`; the keys and values of this step are in the cache already."""
-    place = Place(rows_between(k_cache), k_cache.shape[1], window, q.dtype)
+    block_size = k_cache.shape[1]
+    layer = Layer(rows_between(k_cache), block_size, q.dtype, window, scale, softcap)
     decodes = batch.num_decodes
     parts = []
     if decodes:
         apart = rows_apart(k_cache, v_cache)
         width = k_cache.shape[2] * k_cache.shape[3] * q.element_size()
         most = max(NEAR // (2 * width), 1)
-        seen = batch.once((place, apart, most), lambda: _decodes(batch, place, apart, most))
+        seen = batch.once((layer, apart, most), lambda: _decodes(batch, layer, apart, most))
         queries = q[:decodes] if len(seen.sizes) == 1 else q.index_select(0, seen.order)
         outputs = []
         for group, sight in zip(queries.split(seen.sizes), seen.sights, strict=True):
@@ -81,7 +84,7 @@ def attention(
             else:
                 both = rows_of(k_cache, apart)
                 keys, values = both.index_select(0, sight.rows).chunk(2)
-            outputs.append(_decode(group, keys, values, sight, scale, softcap))
+            outputs.append(_decode(group, keys, values, sight, layer))
         if len(outputs) > 1:
             outputs = [torch.cat(outputs).index_select(0, seen.back)]
         parts += outputs
@@ -90,8 +93,8 @@ def attention(
         queries = q[begin : begin + length]
         begin += length
         if length and context:
-            sight = batch.once((i, place), partial(_see_chunk, batch, i, place))
-            parts.append(_prefill(queries, k_cache, v_cache, sight, scale, softcap))
+            sight = batch.once((i, layer), partial(_see_chunk, batch, i, layer))
+            parts.append(_prefill(queries, k_cache, v_cache, sight, layer))
         else:
             parts.append(torch.zeros_like(queries))
     if begin < len(q) or not parts:
@@ -99,11 +102,11 @@ def attention(
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
-def _decodes(batch: AttentionBatch, place: Place, apart: int | None, most: int) -> Decodes:
+def _decodes(batch: AttentionBatch, layer: Layer, apart: int | None, most: int) -> Decodes:
     """Groups that gather `most` rows each, or are one sequence."""
     seen = batch.context_lens[: batch.num_decodes].long()
-    if place.window is not None:
-        seen = seen.clamp(max=place.window)
+    if layer.window is not None:
+        seen = seen.clamp(max=layer.window)
     order = seen.argsort(stable=True)
     sizes = [0]
     for length in seen[order].tolist():
@@ -112,14 +115,14 @@ def _decodes(batch: AttentionBatch, place: Place, apart: int | None, most: int) 
         sizes[-1] += 1
     if len(sizes) == 1:
         order = torch.arange(len(order))
-    sights = [_see_decodes(batch, group, place, apart) for group in order.split(sizes)]
+    sights = [_see_decodes(batch, group, layer, apart) for group in order.split(sizes)]
     return Decodes(order, order.argsort(), sizes, sights)
 
 
 def _see_decodes(
-    batch: AttentionBatch, group: torch.Tensor, place: Place, apart: int | None
+    batch: AttentionBatch, group: torch.Tensor, layer: Layer, apart: int | None
 ) -> Sight:
-    between, block_size, window, dtype = place
+    between, block_size, dtype, window, *_ = layer
     contexts = batch.context_lens[group, None].long()
     first = torch.zeros_like(contexts) if window is None else (contexts - window).clamp_(min=0)
     seen = (contexts - first).clamp_(min=1)
@@ -139,12 +142,7 @@ def _see_decodes(
 
 
 def _decode(
-    q: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    sight: Sight,
-    scale: float,
-    softcap: float | None,
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sight: Sight, layer: Layer
 ) -> torch.Tensor:
     """The group of query heads that share a KV head takes the place of the query tokens."""
     n, heads, head_dim = q.shape
@@ -152,13 +150,13 @@ def _decode(
     k, v = (
         rows.to(q.dtype).view(n, -1, kv_heads, head_dim).transpose(1, 2) for rows in (keys, values)
     )
-    out = _softmax(q.unflatten(1, (kv_heads, -1)), k, v, sight.bias, scale, softcap)
+    out = _softmax(q.unflatten(1, (kv_heads, -1)), k, v, sight.bias, layer)
     out = out.reshape(n, heads, head_dim)
     return out if sight.blind is None else out.masked_fill_(sight.blind, 0)
 
 
-def _see_chunk(batch: AttentionBatch, index: int, place: Place) -> Sight:
-    between, block_size, window, dtype = place
+def _see_chunk(batch: AttentionBatch, index: int, layer: Layer) -> Sight:
+    between, block_size, dtype, window, *_ = layer
     length, context = batch.chunks[index]
     start = context - length
     first = 0 if window is None else max(0, start + 1 - window)
@@ -176,12 +174,7 @@ def _see_chunk(batch: AttentionBatch, index: int, place: Place) -> Sight:
 
 
 def _prefill(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    sight: Sight,
-    scale: float,
-    softcap: float | None,
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, sight: Sight, layer: Layer
 ) -> torch.Tensor:
     """KV heads take the place of the batch and the query heads of a group that of the heads."""
     kv_heads, head_dim = k_cache.shape[2:]
@@ -191,18 +184,14 @@ def _prefill(
         .view(-1, kv_heads, 1, head_dim).permute(1, 2, 0, 3).expand(-1, queries.shape[1], -1, -1)
         for cache in (k_cache, v_cache)
     )  # fmt: skip
-    out = _softmax(queries, k, v, sight.bias, scale, softcap)
+    out = _softmax(queries, k, v, sight.bias, layer)
     return out.permute(2, 0, 1, 3).reshape(q.shape)
 
 
 def _softmax(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    bias: torch.Tensor | None,
-    scale: float,
-    softcap: float | None,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, layer: Layer
 ) -> torch.Tensor:
+    scale, softcap = layer.scale, layer.softcap
     if softcap is None:
         return scaled_dot_product_attention(
             q, k, v, attn_mask=bias, is_causal=bias is None, scale=scale
