@@ -16,21 +16,67 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from pagedsim.experiments.benchmarks.harness import main_of, parse, table
-from pagedsim.experiments.child import Child, bind, listening
+from pagedsim.experiments.benchmarks.harness import ROOT, main_of, parse, table
 
 FAST = ("model=llama-3.1-8b", "hardware=h100", "speed=1000", "server.max_seqs=1024")
 """Words of a simulated server that is faster than any."""
+
+# -- a server --------------------------------------------------------------------------------------
+
+
+class Child(NamedTuple):
+    """A server that listens."""
+
+    url: str
+    process: subprocess.Popen[str]
+    said: list[str]
+    """Lines it has written to stderr."""
+
+
+@contextmanager
+def listening(*words: str, core: int | None = None) -> Iterator[Child]:
+    """`python -m pagedsim serve` with these words, on a port that is free unless they say.
+
+    It is gone when the block ends. On one core alone, where that is asked; exits with what it said
+    if it does not come to listen.
+    """
+    command = [sys.executable, "-m", "pagedsim", "serve", "port=0", *words]
+    bound = None if core is None else partial(bind, {core})
+    process = subprocess.Popen(
+        command, cwd=ROOT, stderr=subprocess.PIPE, text=True, preexec_fn=bound
+    )
+    try:
+        assert process.stderr is not None
+        said = []
+        for line in process.stderr:
+            said.append(line)
+            if " serves at http" in line:
+                yield Child(line.split()[-1], process, said)
+                return
+        raise SystemExit("".join(said))
+    finally:
+        process.kill()
+        process.wait()
+
+
+def bind(cores: set[int]) -> None:
+    """Have this process run on these cores alone, where the system can."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cores)
+
 
 # -- a client --------------------------------------------------------------------------------------
 

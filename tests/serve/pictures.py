@@ -20,7 +20,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from pagedsim.experiments.child import listening
+from pagedsim.experiments.benchmarks.serving import listening
 from pagedsim.experiments.regenerate import RESULTS
 from tests.serve.chromium import Chromium, find_browser
 

@@ -20,7 +20,7 @@ import pytest
 from fastapi import FastAPI
 
 from pagedsim.core import ConfigError
-from pagedsim.experiments.child import Child, listening
+from pagedsim.experiments.benchmarks.serving import Child, listening
 from pagedsim.serve.listen import Listener
 from tests.serve.serving import Answer, Server, ask, paced, serving, until
 
@@ -261,6 +261,14 @@ def test_clients_that_vanish_leave_nothing_behind() -> None:
     assert any(not answer.whole for answer in answers[1::2])
 
 
+def ended(child: Child) -> int:
+    """Terminate it and wait; returns its exit code."""
+    child.process.terminate()
+    assert child.process.stderr is not None
+    child.said.extend(child.process.stderr)
+    return child.process.wait(timeout=60)
+
+
 def test_a_draining_server_finishes_or_aborts_its_requests_and_takes_no_new_ones() -> None:
     async def load(child: Child) -> tuple[Answer, Answer, Answer]:
         short, long = Answer(), Answer()
@@ -281,7 +289,7 @@ def test_a_draining_server_finishes_or_aborts_its_requests_and_takes_no_new_ones
         assert short.whole and short.text == counted(60)
         assert "shutting down" in long.error and long.tokens < 3000
         assert late.status == 503
-        assert child.end() == 0
+        assert ended(child) == 0
         assert (
             "ended: 1 requests served; of those still there 1 finished, 1 aborted" in child.said[-1]
         )
@@ -305,7 +313,7 @@ def test_clients_that_stall_or_leave_do_not_keep_a_server_from_ending() -> None:
             deaf.sendall(head % (len(body), body))
             assert deaf.recv(12) == b"HTTP/1.1 200"
             wait_until_empty(child)
-            assert child.end() == 0
+            assert ended(child) == 0
     assert len([line for line in child.said if "passed on" not in line]) == 2
     assert "of those still there 0 finished, 0 aborted" in child.said[-1]
 

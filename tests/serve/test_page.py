@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from pagedsim.experiments.child import listening
+from pagedsim.experiments.benchmarks.serving import listening
 from tests.serve.chromium import Chromium, find_browser
 
 pytest.importorskip("fastapi")

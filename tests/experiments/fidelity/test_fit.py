@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from pagedsim.core import ConfigError
-from pagedsim.experiments.child import listening
+from pagedsim.experiments.benchmarks.serving import listening
 from pagedsim.experiments.fidelity.truth_data import LOGS
 from pagedsim.fidelity.logs import fit
 from pagedsim.fidelity.logs.consistency_checks import inconsistencies
