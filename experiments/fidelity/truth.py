@@ -16,7 +16,6 @@ from pagedsim.experiments.fidelity.truth_data import (
     Score,
     by,
     by_class,
-    of_experts,
     peers_of,
     tokens,
 )
@@ -173,7 +172,7 @@ def finding(every: Sequence[Point], logs: Mapping[str, Scores]) -> Iterator[str]
     if not shown:
         yield "No server could run any row as its table says: see the last of the tables below."
         return
-    unseen = [point for point in shown if point.cell.held_out and not of_experts(point)]
+    unseen = [point for point in shown if point.cell.held_out and not point.cell.experts]
     known = [point for point in shown if not point.cell.held_out]
     if not logs:  # of tables of one's own
         yield f"Step times against these tables, median errors {_percents(medians(shown))}."
@@ -186,8 +185,8 @@ def finding(every: Sequence[Point], logs: Mapping[str, Scores]) -> Iterator[str]
     loops = [point for point in unseen if point.cell.protocol]
     for backend, group in by(loops, lambda point: point.cell.backend).items():
         yield f"Of those of {backend} in a closed loop: {_percents(medians(group))}."
-    if experts := list(filter(of_experts, shown)):
-        yield f"Of servers of experts, to which none is fitted: {_percents(medians(experts))}."
+    if experts := [point for point in shown if point.cell.held_out and point.cell.experts]:
+        yield f"Of those of experts: {_percents(medians(experts))}."
     means = [
         f"{name}: "
         + ", ".join(f"{m.upper()} {signed(e.relative.mean)}" for m, e in score.errors.items())
@@ -209,7 +208,7 @@ def groups_of(every: Sequence[Point]) -> dict[str, dict[str, list[Point]]]:
 
     def table_of(point: Point) -> str:
         unseen = " (held out)" if point.cell.held_out else ""
-        what = ", experts" if of_experts(point) else ""
+        what = ", experts" if point.cell.experts else ""
         return f"{point.cell.table}, {point.cell.hardware.name}, {point.cell.stack}{what}{unseen}"
 
     return {
@@ -234,7 +233,7 @@ def listings(every: Sequence[Point], peers: Sequence[Peer]) -> Iterator[Listing]
     if marked:
         note = f"rows that their server could not run as the table says; {_UNIT}"
         yield _grouped("Not as the table says", marked, note=note)
-    for experts, group in by(unseen, of_experts).items():
+    for experts, group in by(unseen, lambda point: point.cell.experts).items():
         of = "of experts" if experts else "held out"
         yield _worst(f"The {FARTHEST} farthest off, of servers {of}", group)
     if rest:
@@ -244,7 +243,7 @@ def listings(every: Sequence[Point], peers: Sequence[Peer]) -> Iterator[Listing]
 def server_of(point: Point) -> str:
     """The server of a closed loop, and whether it has experts or several GPUs."""
     size = "several GPUs" if point.cell.tensor_parallel > 1 else "1 GPU"
-    return f"{point.cell.backend}, {'experts' if of_experts(point) else size}"
+    return f"{point.cell.backend}, {'experts' if point.cell.experts else size}"
 
 
 def beside(shown: Sequence[Point], peers: Sequence[Peer]) -> dict[str, FigureSpec]:
@@ -344,7 +343,7 @@ def data(
     shown = usable(every)
     unseen = [point for point in shown if point.cell.protocol and point.cell.held_out]
     for kind, experts in (("held out", False), ("held out, experts", True)):
-        loops = [point for point in unseen if of_experts(point) == experts]
+        loops = [point for point in unseen if point.cell.experts == experts]
         content[kind] = {
             "pagedsim": medians(loops),
             **{peer.name: medians(peer.answers(loops)) for peer in peers},
@@ -414,7 +413,7 @@ def notes(
     if not all(cell.held_out for table in tables for cell in table.cells):
         yield (
             "a row is held out if the first byte of sha256(model|GPU|server|version), as its table "
-            "names them, is divisible by 4, and if it is of a closed loop of a mixture of experts"
+            "names them, is divisible by 4; nothing but launches is fitted to rows of experts"
         )
     yield from _believed(points)
     for table in tables:
@@ -441,7 +440,7 @@ def _believed(points: Sequence[Point]) -> Iterator[str]:
     known = [point for point in shown if point.cell.hardware.family is not None]
 
     def stack_of(point: Point) -> str:
-        return f"{point.cell.stack}{', experts,' if of_experts(point) else ''}"
+        return f"{point.cell.stack}{', experts,' if point.cell.experts else ''}"
 
     for stack, group in by(known, stack_of).items():
         parts = [

@@ -30,6 +30,11 @@ class Stack:
     launch_us: float = 0.0
     """Host time of launching a layer's kernels, while the GPU works; the sum over layers bounds a
     step from below. 0: kernels are launched as a CUDA graph."""
+    prompt_launch_us: float = 0.0
+    """The same of a dense layer in a step with prompts, where those are not captured: kernels of
+    one launched from Python take 0.4 to 0.56 ms (experiments/data/README.md)."""
+    expert_launch_us: float = 0.0
+    """The same of a layer with experts."""
     all_reduce_share: float = 0.5
     """Achieved fraction of the link bandwidth by all-reduces."""
     all_to_all_share: float = 0.8
@@ -39,7 +44,15 @@ class Stack:
     """Time of HTTP and tokenisation, before a request is queued."""
 
     def __post_init__(self) -> None:
-        for key in ("host_step_ms", "host_request_us", "latencies", "launch_us", "server_ms"):
+        for key in (
+            "host_step_ms",
+            "host_request_us",
+            "latencies",
+            "launch_us",
+            "server_ms",
+            "prompt_launch_us",
+            "expert_launch_us",
+        ):
             require_number(f"stack.{key}", getattr(self, key), 0)
         for key in ("fp8_cache", "all_reduce_share", "all_to_all_share"):
             require_number(f"stack.{key}", getattr(self, key), above=0, high=1)

@@ -157,6 +157,17 @@ def test_host_time_is_hidden_a_step_ahead(tables: Path) -> None:
         assert cost.explain(step).seconds == pytest.approx(max(gpu, 4e-3), rel=1e-12)
 
 
+def test_steps_with_prompts_take_no_less_than_launching_their_layers(tables: Path) -> None:
+    captured = measured(tables)
+    eager = measured(tables, stack=replace(HOST, prompt_launch_us=2000.0))
+    launches = LAYERS * 2e-3
+    for step in (plan(20), plan(20, decodes=3, context=90)):
+        assert captured.step_seconds(step) < launches
+        assert eager.step_seconds(step) == pytest.approx(launches + 1e-3 + 1e-5 * (1 + step.decode_count))
+        assert eager.explain(step).seconds == pytest.approx(eager.step_seconds(step), rel=1e-12)
+    assert eager.step_seconds(plan(decodes=3)) < launches
+
+
 def test_experts_are_a_kernel_of_the_tokens(tables: Path) -> None:
     where = replica("qwen3-30b-a3b", "h100")
     terms = told(measured(tables, where), plan(decodes=100, context=100))

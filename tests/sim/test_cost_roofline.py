@@ -152,6 +152,27 @@ def test_a_step_takes_no_less_than_its_launches(ahead: bool) -> None:
     assert eager.explain(plan(decodes=1, context=500)).dominant.bound in ("launch", "bandwidth")
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+def test_steps_with_prompts_take_no_less_than_launching_their_layers(ahead: bool) -> None:
+    """Of DeepSeek-V3, three layers are dense; steps of decodes alone are captured."""
+    where = replica("deepseek-v3", "b200", tensor_parallel=8)
+    captured = Roofline(where, stack=Stack())
+    eager = Roofline(where, stack=Stack(prompt_launch_us=400.0, expert_launch_us=2500.0))
+    launches = 3 * 400e-6 + 58 * 2500e-6
+    for step in (plan(100), plan(100, decodes=8, context=900)):
+        step._ahead = ahead
+        host = 1e-3 * Stack().host_step_ms + 1e-6 * Stack().host_request_us * (
+            1 + step.decode_count
+        )
+        assert eager.step_seconds(step) == pytest.approx(launches + host)
+        assert eager.explain(step).seconds == pytest.approx(launches + host)
+        assert eager.explain(step).dominant.name == "launches"
+    long, decodes = plan(50_000), plan(decodes=8, context=900)
+    for step in (long, decodes):
+        assert eager.step_seconds(step) == captured.step_seconds(step)
+    assert eager.recompute_seconds(100) == pytest.approx(eager.step_seconds(plan(100)), abs=2e-3)
+
+
 def test_a_gpu_without_fitted_constants_has_a_notice() -> None:
     assert not Roofline(replica("llama-3.1-8b", "h100")).notices
     where = replica("llama-3.1-8b", "t4")
@@ -218,7 +239,10 @@ def test_only_what_decodes_read_takes_longer_from_small_blocks() -> None:
 # -- the table of terms ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stack", [Stack(), Stack(launch_us=200.0, latencies=0.0)])
+@pytest.mark.parametrize(
+    "stack",
+    [Stack(), Stack(launch_us=200.0, latencies=0.0), Stack(prompt_launch_us=450.0)],
+)
 def test_many_steps_at_once_take_as_long_as_each(stack: Stack) -> None:
     cost = Roofline(replica("mixtral-8x7b", "a100-80gb", tensor_parallel=2), stack=stack)
     steps = [

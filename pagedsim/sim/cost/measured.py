@@ -16,8 +16,10 @@ from pagedsim.core.errors import unknown
 from pagedsim.sim.cost.base import Breakdown, CostModel, Term, kind_of
 from pagedsim.sim.cost.kernels import Kernel, StepKernels, kernels_of
 from pagedsim.sim.cost.profiled import profiled_kernels
+from pagedsim.sim.cost.roofline import launches
 from pagedsim.sim.cost.tables import KernelTables, installed
 from pagedsim.sim.cost.terms import Share, Split, Totals, hidden
+from pagedsim.sim.hardware import family_of
 from pagedsim.sim.replica import Replica
 from pagedsim.sim.stack import Stack
 
@@ -90,9 +92,9 @@ class Measured(CostModel):
     of the mean context. Sizes between those measured are interpolated (`grids.py`).
 
     `tables` is a folder of tables, None the installed ones of aiconfigurator-core, of the `stack`'s
-    framework and its nearest version. Host time and the front end are the stack's, whose
-    `latencies` lengthen the gaps between kernels. `expert_load` is how unevenly tokens choose
-    experts. Pipelines and groups are those of `Split`.
+    framework and its nearest version. Host time, launches of steps with prompts and the front end
+    are the stack's, whose `latencies` lengthen the gaps between kernels. `expert_load` is how
+    unevenly tokens choose experts. Pipelines and groups are those of `Split`.
     """
 
     def __init__(
@@ -114,6 +116,9 @@ class Measured(CostModel):
         gap = GAP_US * stack.latencies * 1e-6
         gaps = Kernel("gaps between kernels", "launch", calls, lambda tokens: gap)
         self._lists = ((*lists[0], gaps), *lists[1:]) if gap else lists
+        host = family_of(replica.hardware.family).launch
+        self._launching = max(launches(replica.model, stack, host))
+        """Seconds of launching a step with prompts."""
         self.server_seconds = stack.server_ms * 1e-3
         self._step, self._sequence = stack.host_step_ms * 1e-3, stack.host_request_us * 1e-6
         self._split = Split.of(replica, skew=1.0)
@@ -179,7 +184,9 @@ class Measured(CostModel):
         return totals.sequence * self._sequence + self._step
 
     def _gpu(self, totals: Totals) -> float:
-        return self._without_attention(totals) + sum(self._of_attention(totals))
+        """Seconds of a step with prompts."""
+        kernels = self._without_attention(totals) + sum(self._of_attention(totals))
+        return max(kernels, self._launching)
 
     def _without_attention(self, totals: Totals) -> float:
         sizes = self._sizes(totals)
@@ -258,6 +265,8 @@ class Measured(CostModel):
         chunks, decodes = self._of_attention(totals)
         if totals.pair:
             yield Term("attention", chunks, "compute")
+            if (gpu := self._without_attention(totals) + chunks + decodes) < self._launching:
+                yield Term("launches", self._launching - gpu, "launch")
         if totals.decode_context:
             yield Term("decode attention", decodes, "bandwidth")
 

@@ -131,7 +131,7 @@ class Roofline(ByTerms):
             replica,
             terms,
             unchosen=1.0 - moe.experts_per_token / moe.experts if moe else 0.0,
-            launching=model.layers * stack.launch_us * 1e-6 * family.launch,
+            launching=launches(model, stack, family.launch),
             split=Split.of(replica, expert_skew),
         )
         self._move = move_seconds(replica, bus_efficiency)
@@ -294,6 +294,15 @@ def layer_us(model: ModelShape, product_us: float, whole_us: float) -> float:
     routed = model.moe_layers / model.layers
     passes, whole = passes + 3 * routed, whole + routed
     return products * product_us + whole * whole_us + passes * PASS_US
+
+
+def launches(model: ModelShape, stack: Stack, host: float) -> tuple[float, float]:
+    """Seconds of launching a step's kernels, without and with prompts, by a host that takes `host`
+    times as long as a typical one."""
+    decodes = model.layers * stack.launch_us
+    plain = model.layers - model.moe_layers
+    prompts = plain * stack.prompt_launch_us + model.moe_layers * stack.expert_launch_us
+    return decodes * host * 1e-6, max(decodes, prompts) * host * 1e-6
 
 
 def _latencies(replica: Replica, layer_us: float) -> list[CostTerm]:

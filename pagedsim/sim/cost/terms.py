@@ -44,6 +44,9 @@ class Totals(NamedTuple):
         return Totals(*(factor * part for part in self))
 
 
+_PAIRS = Totals._fields.index("pair")
+
+
 class Busiest:
     """The load of the busiest GPU under expert parallelism.
 
@@ -214,9 +217,10 @@ class ByTerms(CostModel):
     """A cost model whose answers all come from one table of terms.
 
     `unchosen` is the probability that a token does not choose a given expert; `launching` the
-    seconds in which the host launches a step's kernels, while the GPU runs those already launched:
-    a lower bound of the step. With `split`, terms are those of a micro-batch on the busiest GPU of
-    each stage, through all stages; host terms are of the whole step.
+    seconds in which the host launches a step's kernels, without prompts and with them, while the
+    GPU runs those already launched: a lower bound of the step. With `split`, terms are those of a
+    micro-batch on the busiest GPU of each stage, through all stages; host terms are of the whole
+    step.
     """
 
     def __init__(
@@ -224,14 +228,14 @@ class ByTerms(CostModel):
         replica: Replica,
         terms: Sequence[CostTerm],
         unchosen: float = 0.0,
-        launching: float = 0.0,
+        launching: tuple[float, float] = (0.0, 0.0),
         split: Split | None = None,
     ) -> None:
         super().__init__(replica)
         self._split = split
         self.terms = tuple(terms)
         self._unchosen = unchosen
-        self._launching = launching
+        self._launching_decodes, self._launching_prompts = launching
         self._host = _added(term.seconds for term in terms if term.bound == "host")
         self._host_form = _form(self._host)
         self._host_sequence, self._host_step = self._host.sequence, self._host.step
@@ -259,11 +263,12 @@ class ByTerms(CostModel):
 
     def _launches(self, plan: StepPlan) -> float:
         """Seconds of host time to launch a step's kernels."""
-        if not self._launching or not plan.prefill_tokens + plan.decode_count:
+        launching = self._launching_prompts if plan.prefill_tokens else self._launching_decodes
+        if not launching or not plan.prefill_tokens + plan.decode_count:
             return 0.0
         if self._split is None:
-            return self._launching
-        return self._launching * self._share(plan, self._split).long
+            return launching
+        return launching * self._share(plan, self._split).long
 
     def _host_seconds(self, plan: StepPlan) -> float:
         if self._host_is_plain:  # computing all totals would dominate a decode step
@@ -307,14 +312,14 @@ class ByTerms(CostModel):
         )
         constant = self._alone.step + unchosen * self._alone.unchosen
         per_sequence = self._alone.token + self._alone.sequence
-        least = self._least(Totals(sequence=sequences, step=1))
+        least = self._least(Totals(sequence=sequences, step=1), self._launching_decodes)
         return longest, self._read, sequences * per_sequence, constant, least
 
-    def _least(self, totals: Sequence[float]) -> float:
+    def _least(self, totals: Sequence[float], launching: float) -> float:
         """Lower bound of a step, in which the GPU waits for the last launch."""
-        if not self._launching:
+        if not launching:
             return 0.0
-        return self._launching + _worth(self._host_form, totals)
+        return launching + _worth(self._host_form, totals)
 
     def recompute_seconds(self, tokens: int) -> float:
         if not tokens:
@@ -342,9 +347,10 @@ class ByTerms(CostModel):
             forms = np.array([[dict(way).get(index, 0.0) for index in width] for way in ways])
             seconds += reduce(np.maximum, (totals @ forms.T).T)
         host = totals @ np.array(self._host[: len(width)])
-        if self._launching:
-            np.maximum(seconds, self._launching + host, out=seconds)
-        return np.where(ahead, np.maximum(seconds - host, host + self._launching), seconds)
+        prompts = steps[:, _PAIRS] > 0.0
+        launching = np.where(prompts, self._launching_prompts, self._launching_decodes)
+        seconds = np.where(launching > 0.0, np.maximum(seconds, launching + host), seconds)
+        return np.where(ahead, np.maximum(seconds - host, host + launching), seconds)
 
     def _totals(self, plan: StepPlan) -> Totals:
         tokens = plan.prefill_tokens
@@ -359,7 +365,8 @@ class ByTerms(CostModel):
         )
 
     def _sum(self, totals: Sequence[float]) -> float:
-        seconds, least = self._added_up(totals), self._least(totals)
+        """Duration of a step with prompts."""
+        seconds, least = self._added_up(totals), self._least(totals, self._launching_prompts)
         return seconds if seconds > least else least
 
     def _added_up(self, totals: Sequence[float]) -> float:
@@ -380,8 +387,8 @@ class ByTerms(CostModel):
         return split.share(self._totals(plan), plan.prefill_tokens, longest)
 
     def _spread(self, share: Share) -> float:
-        """Duration of a step under pipeline or data parallelism."""
-        passing = max(self._added_up(share.part), self._launching)
+        """Duration of a step with prompts under pipeline or data parallelism."""
+        passing = max(self._added_up(share.part), self._launching_prompts)
         host = _worth(self._host_form, share.host)
         return passing * share.long + host
 
@@ -396,7 +403,7 @@ class ByTerms(CostModel):
         read = share.part.decode_context * self._read * share.long
         read += share.host.decode_context * self._host.decode_context
         host = _worth(self._host_form, host_part)
-        return longest, read, 0.0, host, self._launching * share.long + host
+        return longest, read, 0.0, host, self._launching_decodes * share.long + host
 
     def explain(self, plan: StepPlan) -> Breakdown:
         terms = list(self._counting(plan))
@@ -435,8 +442,9 @@ class ByTerms(CostModel):
             longest = max(ways.values(), key=lambda way: sum(term.seconds for term in way))
             gpu += sum(term.seconds for term in longest if term.bound != "host")
             yield from (term for term in longest if term.seconds or term.bound == "host")
-        if gpu < self._launching:
-            yield Term("launches", self._launching - gpu, "launch")
+        launching = self._launching_prompts if totals.pair else self._launching_decodes
+        if gpu < launching:
+            yield Term("launches", launching - gpu, "launch")
 
 
 def hidden(terms: Sequence[Term], launching: float) -> Iterator[Term]:

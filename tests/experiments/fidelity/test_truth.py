@@ -156,12 +156,23 @@ def test_a_fit_finds_the_constants_of_a_server_that_goes_by_them() -> None:
 
 
 def test_what_no_row_tells_of_stays_where_it_begins_and_is_not_decided() -> None:
-    """The host of a server that plans ahead is hidden behind the GPU."""
+    """A server whose rows were all planned ahead hides its host behind the GPU."""
     rows = [(cell, steps._replace(ahead=~steps.ahead)) for cell, steps in few()]
-    rows = [(replace(cell, stack="trtllm-1.1"), steps) for cell, steps in rows]
+    rows = [(replace(cell, stack="vllm-0.12"), steps) for cell, steps in rows]
     fit = fitted(rows, Constants.standing())
-    assert fit.values["trtllm-1.1.host_step_ms"] == pytest.approx(BEGIN["host_step_ms"], rel=0.2)
-    assert fit.deviations["trtllm-1.1.host_step_ms"] > DECIDED
+    assert fit.values["vllm-0.12.host_step_ms"] == pytest.approx(BEGIN["host_step_ms"], rel=0.2)
+    assert fit.deviations["vllm-0.12.host_step_ms"] > DECIDED
+
+
+def test_nothing_but_launches_of_experts_is_fitted_to_their_rows() -> None:
+    cells = next(table.cells for table in tables(None, None) if table.name == "servers")
+    experts = [cell for cell in cells if cell.experts and not cell.held_out and cell.at_once <= 4]
+    rows = [(cell, scheduled(cell)) for cell in experts if cell.output <= 1024]
+    assert {cell.stack for cell, _ in rows} == {"sglang-0.5", "vllm-0.12"}
+    standing = Constants.standing()
+    wanted = standing.but({"sglang-0.5.expert_launch_us": 4000.0})
+    fit = fitted(measured_by(wanted, rows), standing)
+    assert fit.values == {"sglang-0.5.expert_launch_us": pytest.approx(4000.0, rel=0.02)}
 
 
 # -- all tables ------------------------------------------------------------------------------------
