@@ -39,18 +39,15 @@ class TensorRTLLM(Unified):
         self.wait_share = require_number(
             "batch_wait_max_tokens_ratio", batch_wait_max_tokens_ratio, 0, high=1
         )
-        self._waiting_since: int | None = None
-        self._closed: tuple[int, int] | None = None  # a step, and how many after it admit none
+        self._open_in: int | None = None  # the step that admits prompts which wait for others
 
     def closed(self, plan: StepPlan) -> int | None:
-        if self._closed is None or self._closed[0] != plan.number:
-            return None
-        return self._closed[1]
+        return None if self._open_in is None else max(self._open_in - plan.number - 1, 0)
 
     def _serve_waiting(self, queues: Queues, plan: StepPlan, budget: int) -> None:
         if self.wait_steps and self._waits(queues, plan, budget):
             return
-        self._waiting_since = None
+        self._open_in = None
         super()._serve_waiting(queues, plan, budget)
 
     def _admit(self, queues: Queues, plan: StepPlan, budget: int) -> int:
@@ -77,11 +74,7 @@ class TensorRTLLM(Unified):
             if prompts + request.prompt_len > budget:
                 break
             prompts += request.prompt_len
-        if self._waiting_since is None:
-            self._waiting_since = plan.number
-        left = self._waiting_since + self.wait_steps - plan.number
+        if self._open_in is None:
+            self._open_in = plan.number + self.wait_steps
         enough = self.wait_share * queues.max_batched_tokens
-        if left <= 0 or prompts + decodes >= enough:
-            return False
-        self._closed = plan.number, left - 1
-        return True
+        return plan.number < self._open_in and prompts + decodes < enough

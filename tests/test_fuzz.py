@@ -71,6 +71,11 @@ ONCE_DIFFERENT = {
         ),
         ahead=True,
     ),
+    "prompts that wait for others, when a request has ended": Simulation(
+        (Server("paged", 18, 1, "trtllm", max_seqs=2, max_wait=3),),
+        (job(1, 4), job(1, 8), job(1, 1)),
+        ahead=True,
+    ),
     "a seat that comes free when the last step of a request begins": Simulation(
         (WIDE, replace(WIDE, memory="prefix"), WIDE, WIDE),
         (

@@ -23,7 +23,7 @@ from pagedsim.experiments.fidelity.truth_figures import draw_beside, draw_errors
 from pagedsim.fidelity.logs import report
 from pagedsim.fidelity.logs.score import Scores
 from pagedsim.fidelity.sheets import option_names, settings
-from pagedsim.fidelity.step_tables.tables import METRICS, SHAPELESS, Table
+from pagedsim.fidelity.step_tables.tables import METRICS, SHAPELESS, Cell, Table
 from pagedsim.fidelity.step_tables.times import CostOf, Point, Points
 from pagedsim.metrics.result import Listing
 from pagedsim.report.figures import FigureSpec
@@ -86,7 +86,7 @@ class Truth(Study):
         return ()
 
     def analyse(self, runs: Runs) -> Analysis:
-        read, logs = self._read(runs), self._logs(runs)
+        (read, lacking), logs = answered(self._read(runs), _costs(runs)), self._logs(runs)
         jobs = runs.config["jobs"]
         rows = truth_data.planned(read, jobs, runs.say)
         every = Points(rows).scored(_costs(runs))
@@ -112,7 +112,7 @@ class Truth(Study):
         return Analysis(
             finding=list(finding(every, served)),
             listings=[*listings(every, peers), *fits, *of_logs],
-            notes=list(notes(read, every, logs)),
+            notes=[*notes(read, every, logs), *lacking],
             data=data(every, peers, refits, served),
             drawings={"predicted": predicted, "errors": errors, **beside(shown, peers)},
             table=table(every),
@@ -153,6 +153,30 @@ def _costs(runs: Runs) -> CostOf:
         return cost
 
     return cost_of
+
+
+def answered(tables: Sequence[Table], cost_of: CostOf) -> tuple[list[Table], list[str]]:
+    """The tables without the rows of servers that the cost model does not know, and notes of these;
+    ConfigError if there are no others."""
+    lacking: dict[str, int] = {}
+    why: dict[tuple[Replica, str], str] = {}
+
+    def known(cell: Cell) -> bool:
+        server = cell.replica, cell.stack
+        if server not in why:
+            try:
+                cost_of(*server)
+                why[server] = ""
+            except ConfigError as error:
+                why[server] = str(error)
+        if reason := why[server]:
+            lacking[reason] = lacking.get(reason, 0) + 1
+        return not reason
+
+    read = [table._replace(cells=[*filter(known, table.cells)]) for table in tables]
+    if lacking and not any(table.cells for table in read):
+        raise ConfigError(next(iter(lacking)))
+    return read, [f"{count:,} rows are left out: {reason}" for reason, count in lacking.items()]
 
 
 # -- report ----------------------------------------------------------------------------------------

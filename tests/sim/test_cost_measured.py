@@ -163,7 +163,9 @@ def test_steps_with_prompts_take_no_less_than_launching_their_layers(tables: Pat
     launches = LAYERS * 2e-3
     for step in (plan(20), plan(20, decodes=3, context=90)):
         assert captured.step_seconds(step) < launches
-        assert eager.step_seconds(step) == pytest.approx(launches + 1e-3 + 1e-5 * (1 + step.decode_count))
+        assert eager.step_seconds(step) == pytest.approx(
+            launches + 1e-3 + 1e-5 * (1 + step.decode_count)
+        )
         assert eager.explain(step).seconds == pytest.approx(eager.step_seconds(step), rel=1e-12)
     assert eager.step_seconds(plan(decodes=3)) < launches
 
