@@ -327,7 +327,7 @@ def _all_reduces(replica: Replica, link: float) -> list[CostTerm]:
 
 ALL_TO_ALL_US = 14.0
 """Latency of a dispatch or a combine of experts inside a node, with which DeepEP's times are near
-those measured (`python -m pagedsim.experiments.fidelity.all_to_all`)."""
+those measured (`python -m tests.experiments.fidelity.all_to_all`)."""
 ALL_TO_ALL_INSIDE = 0.85
 """The share of a link inside a node over that of the network, likewise."""
 

@@ -10,9 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pagedsim.experiments.fidelity import all_to_all, families, kernels
+from pagedsim.experiments.fidelity import families, kernels
 from pagedsim.experiments.fidelity.kernels import left_out
 from pagedsim.fidelity.sheets import hardware_named, model_named
+from tests.experiments.fidelity import all_to_all
 
 
 def test_a_point_is_predicted_by_its_neighbours_of_the_same_shape() -> None:

@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 
 from pagedsim.core import ConfigError
-from pagedsim.experiments.fidelity import power
 from pagedsim.experiments.fidelity.constants import BEGIN, DECIDED, fitted
-from pagedsim.experiments.fidelity.power import cases, fit, shipped
 from pagedsim.experiments.fidelity.truth_data import (
     DATA,
     EXPERTS,
@@ -29,6 +27,8 @@ from pagedsim.fidelity.step_tables.schedule import Schedule, scheduled
 from pagedsim.fidelity.step_tables.tables import Cell
 from pagedsim.fidelity.step_tables.times import Constants, Point, Points
 from pagedsim.metrics.files import RESULT, read_json
+from tests.experiments.fidelity import power
+from tests.experiments.fidelity.power import cases, fit, shipped
 from tests.run.studies import carried_out
 
 TRUTH = ("experiment=truth", "jobs=1")

@@ -1,6 +1,6 @@
 """What tokens take to experts on other GPUs and back with DeepEP, as measured and as simulated.
 
-    python -m pagedsim.experiments.fidelity.all_to_all [FOLDER]
+    python -m tests.experiments.fidelity.all_to_all [FOLDER]
 
 DeepEP's authors timed its kernels for decodes, of DeepSeek-V3's shape with 128 tokens on each GPU,
 on H800s with 160 GB/s of NVLink and 400 Gbit/s of network each (github.com/deepseek-ai/DeepEP,

@@ -1,6 +1,6 @@
 """The constants of the power model, fitted to what Splitwise's authors measured, and their errors.
 
-    python -m pagedsim.experiments.fidelity.power
+    python -m tests.experiments.fidelity.power
 
 A case is one batch of equal requests: a step of their prompts, then a step for each further token.
 Only the mean power over the whole batch was recorded. Each model, and each number of GPUs, is also
@@ -27,7 +27,7 @@ from pagedsim.sim.cost.work import Work, step_work
 from pagedsim.sim.power import EnergyRoofline
 from pagedsim.spec.objects import make
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 TABLE = ROOT / "experiments" / "data" / "step-tables" / "splitwise.csv"
 LONGEST = 2048
 """The longest prompt that is fitted, in tokens. Beyond it the recorded power falls as prompts grow,
