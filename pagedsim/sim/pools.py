@@ -2,7 +2,7 @@
 
 Read from vLLM (`determine_available_memory`), SGLang (`_handle_gpu_memory_settings`,
 `profile_max_num_token`) and TensorRT-LLM (`cal_max_tokens`), and held against what servers logged
-by `python -m pagedsim.experiments.fidelity.kv_pools`.
+by `python -m tests.experiments.fidelity.kv_pools`.
 """
 
 from __future__ import annotations

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from pagedsim.core import ConfigError
-from pagedsim.experiments.fidelity.kv_pools import TABLE, tokens
 from pagedsim.fidelity.rows import Row, read_rows
 from pagedsim.sim.capacity import capacity
 from pagedsim.sim.hardware import GIB
 from pagedsim.sim.pools import POOLS, room
+from tests.experiments.fidelity.kv_pools import TABLE, tokens
 from tests.sim.shapes import hardware, replica
 
 ROWS = read_rows(TABLE, "table")

@@ -1,6 +1,6 @@
 """The KV pools that servers logged, beside those that our rules give.
 
-    python -m pagedsim.experiments.fidelity.kv_pools
+    python -m tests.experiments.fidelity.kv_pools
 
 The GPU, where none is named, is taken for an H100. Rows that constants of `pagedsim/sim/pools.py`
 were derived from are marked.
@@ -17,7 +17,7 @@ from pagedsim.server import ServerSpec
 from pagedsim.sim.capacity import sized
 from pagedsim.sim.replica import Replica
 
-TABLE = Path(__file__).parents[1] / "data" / "kv-pools.csv"
+TABLE = Path(__file__).parents[3] / "experiments" / "data" / "kv-pools.csv"
 _TITLE = ("model", "hardware", "tensor_parallel", "weights", "kv_cache_dtype", "rule")
 
 
