@@ -90,9 +90,11 @@ class Truth(Study):
         jobs = runs.config["jobs"]
         rows = truth_data.planned(read, jobs, runs.say)
         every = Points(rows).scored(_costs(runs))
-        refits = constants.refitted(rows, jobs, runs.say) if self.tables is None else None
+        refits = None
+        if self.tables is None and not lacking:  # else some stacks have no rows
+            refits = constants.refitted(rows, jobs, runs.say)
         fits = [] if refits is None else constants.listings(refits)
-        served = {log.name: log.scores() for log in logs}
+        served, without = scored(logs)
         note = "the server's limits and blocks are known, its step times are as cost=roofline says"
         of_logs = [report.logs("Whole logs, before any fit", served, note)] if served else []
         peers = peers_of(every)
@@ -112,7 +114,7 @@ class Truth(Study):
         return Analysis(
             finding=list(finding(every, served)),
             listings=[*listings(every, peers), *fits, *of_logs],
-            notes=[*notes(read, every, logs), *lacking],
+            notes=[*notes(read, every, logs), *lacking, *without],
             data=data(every, peers, refits, served),
             drawings={"predicted": predicted, "errors": errors, **beside(shown, peers)},
             table=table(every),
@@ -176,7 +178,19 @@ def answered(tables: Sequence[Table], cost_of: CostOf) -> tuple[list[Table], lis
     read = [table._replace(cells=[*filter(known, table.cells)]) for table in tables]
     if lacking and not any(table.cells for table in read):
         raise ConfigError(next(iter(lacking)))
-    return read, [f"{count:,} rows are left out: {reason}" for reason, count in lacking.items()]
+    return read, [f"rows left out: {count:,}, {reason}" for reason, count in lacking.items()]
+
+
+def scored(logs: Sequence[truth_data.ServerLog]) -> tuple[dict[str, Scores], list[str]]:
+    """Scores of the logs whose server the cost model knows, and notes of the others."""
+    scores: dict[str, Scores] = {}
+    lacking = []
+    for log in logs:
+        try:
+            scores[log.name] = log.scores()
+        except ConfigError as error:
+            lacking.append(f"{log.name} is left out: {error}")
+    return scores, lacking
 
 
 # -- report ----------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import pytest
 
 from pagedsim.core import ConfigError
 from pagedsim.experiments.fidelity.constants import BEGIN, DECIDED, fitted
+from pagedsim.experiments.fidelity.truth import answered
 from pagedsim.experiments.fidelity.truth_data import (
     DATA,
     EXPERTS,
@@ -27,6 +28,8 @@ from pagedsim.fidelity.step_tables.schedule import Schedule, scheduled
 from pagedsim.fidelity.step_tables.tables import Cell
 from pagedsim.fidelity.step_tables.times import Constants, Point, Points
 from pagedsim.metrics.files import RESULT, read_json
+from pagedsim.sim.cost import Roofline
+from pagedsim.sim.replica import Replica
 from tests.experiments.fidelity import power
 from tests.experiments.fidelity.power import cases, fit, shipped
 from tests.run.studies import carried_out
@@ -83,6 +86,23 @@ def test_it_is_drawn(own: Path, tmp_path: Path) -> None:
     assert found["pictures"] == ["predicted", "errors"]
     assert all((tmp_path / "out" / "plots" / f"{one}.png").exists() for one in found["pictures"])
     assert found["data"]["not as the table says"]
+
+
+def test_rows_of_servers_that_the_cost_model_does_not_know_are_left_out(own: Path) -> None:
+    read, standing = tables([str(own)], None), Constants.standing()
+
+    def cost_of(replica: Replica, stack: str) -> Roofline:
+        if replica.hardware.name in lacking:
+            raise ConfigError(f"hardware={replica.hardware.name}: no kernels of it")
+        return standing.cost_of(replica, stack)
+
+    lacking = {"l4"}
+    (table,), notes = answered(read, cost_of)
+    assert [cell.hardware.name for cell in table.cells] == ["h100", "h100"]
+    assert notes == ["rows left out: 1, hardware=l4: no kernels of it"]
+    lacking |= {"h100"}
+    with pytest.raises(ConfigError, match="hardware=h100: no kernels of it"):
+        answered(read, cost_of)
 
 
 def test_rows_of_servers_stand_beside_their_peers(tmp_path: Path) -> None:
