@@ -51,7 +51,7 @@ def config_of(shape: ModelShape) -> Any:
 
 # -- attention -------------------------------------------------------------------------------------
 
-LAYERS = 4
+LAYERS, LAYER = 4, 1
 """A block holds several layers, as in the engine, and one of them is read."""
 ROWS = 4
 """Query tokens of each stretch whose outputs are compared."""
@@ -150,22 +150,20 @@ def grid(tiny: bool) -> Iterator[Case]:
 class Problem:
     """A case with its tensors: blocks at random places in a cache of several layers."""
 
-    def __init__(
-        self, case: Case, dtype: torch.dtype, device: torch.device, layers: int = LAYERS
-    ) -> None:
-        self.case, shape, layer = case, case.shape, layers // 2
+    def __init__(self, case: Case, dtype: torch.dtype, device: torch.device) -> None:
+        self.case, shape = case, case.shape
         counts = [-(-context // case.block_size) for context in case.contexts]
         kind: Any = {"dtype": dtype, "device": device}
         generator = torch.Generator(device).manual_seed(0)
         size = (case.block_size, shape.kv_heads, shape.head_dim)
         blocks, held = sum(counts), case.held(dtype)
-        self.kv = torch.empty(blocks, layers, 2, *size, dtype=held, device=device)
+        self.kv = torch.empty(blocks, LAYERS, 2, *size, dtype=held, device=device)
         values = torch.empty(blocks, 2, *size, **kind).normal_(generator=generator)
-        self.kv[:, layer] = rounded(values, held)
+        self.kv[:, LAYER] = rounded(values, held)
         del values
         rows = (len(counts) * case.queries, shape.heads, shape.head_dim)
         self.q = torch.empty(rows, **kind).normal_(generator=generator)
-        self.k_cache, self.v_cache = self.kv[:, layer, 0], self.kv[:, layer, 1]
+        self.k_cache, self.v_cache = self.kv[:, LAYER, 0], self.kv[:, LAYER, 1]
         order = torch.randperm(blocks, generator=torch.Generator().manual_seed(0)).split(counts)
         self.blocks = [blocks.to(device, torch.int32) for blocks in order]
         self.tables = torch.nn.utils.rnn.pad_sequence(self.blocks, batch_first=True)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from pagedsim.experiments.benchmarks.shapes import Case, Problem
+    from pagedsim.sim.model import ModelShape
 
 
 E2E = "e2e_mean"
@@ -117,22 +117,25 @@ class BlockSizes(Reproduction):
         machine = run.summary.get("machine")
         if machine is None:
             return None
-        from pagedsim.experiments.benchmarks.shapes import Case
-
         sequences = machine["max_seqs"]
         slots = machine["blocks"] * machine["block_size"]
-        context = max(1, min(slots // sequences, machine["max_model_len"]))
-        model, cache = replica_of(run.config, machine).model, machine.get("kv_cache_dtype", "auto")
-        case = Case(model, sequences, 1, context, cache=cache)
-        device = "cpu" if machine["cuda"] is None else "cuda"
+        decodes = Decodes(
+            replica_of(run.config, machine).model,
+            sequences,
+            max(1, min(slots // sequences, machine["max_model_len"])),
+            machine["dtype"],
+            "cpu" if machine["cuda"] is None else "cuda",
+            machine.get("kv_cache_dtype", "auto"),
+        )
         on_cpu = run.config["backend"].get("clock") == "cpu"
-        clock = time.process_time if on_cpu else time.perf_counter
         with the_machine(lambda: False), threads(machine["threads"]):
-            seconds = attention_seconds(case, machine["dtype"], device, self.sizes, clock)
+            seconds = attention_seconds(
+                decodes, self.sizes, time.process_time if on_cpu else time.perf_counter
+            )
         return {
             "seconds": {str(size): value for size, value in seconds.items()},
-            "sequences": sequences,
-            "context": context,
+            "sequences": decodes.sequences,
+            "context": decodes.context,
             "device": machine["device"],
         }
 
@@ -223,29 +226,54 @@ ROUNDS = 5
 CALLS = 10
 
 
+@dataclass(frozen=True)
+class Decodes:
+    """One layer's attention in a decode step."""
+
+    shape: ModelShape
+    sequences: int
+    context: int
+    """Context tokens of each sequence."""
+    dtype: str
+    device: str
+    cache: str = "auto"
+    """The KV-cache format, as `kv_cache_dtype`."""
+
+
 def attention_seconds(
-    case: Case, dtype: str, device: str, sizes: Sequence[int], clock: Callable[[], float]
+    decodes: Decodes, sizes: Sequence[int], clock: Callable[[], float]
 ) -> Mapping[int, float]:
-    """Seconds per call by block size, of one layer's attention over randomly scattered blocks."""
-    import torch
-
-    from pagedsim.experiments.benchmarks.shapes import Problem
-
-    kind = getattr(torch, dtype), torch.device(device), 1  # layer, of as many blocks as may be
-    problems = {size: Problem(case._replace(block_size=size), *kind) for size in sizes}
-    calls = {size: partial(_timed, problem, clock) for size, problem in problems.items()}
+    """Seconds per call by block size."""
+    calls = {size: partial(_timed, _call(decodes, size), clock, decodes.device) for size in sizes}
     turns = in_turns(calls, ROUNDS + 1)  # one extra for warm-up and compilation
     return {size: min(seconds) for size, seconds in turns.items()}
 
 
-def _timed(problem: Problem, clock: Callable[[], float]) -> float:
-    from pagedsim.experiments.benchmarks.device import wait
+def _call(decodes: Decodes, size: int) -> Callable[[], object]:
+    """The kernel over randomly scattered blocks."""
+    import torch
+
+    from pagedsim.experiments.benchmarks.shapes import Case, Problem
+
+    shape, sequences, context = decodes.shape, decodes.sequences, decodes.context
+    case = Case(shape, sequences, 1, context, size, decodes.cache)
+    problem = Problem(case, getattr(torch, decodes.dtype), torch.device(decodes.device))
+
+    def call() -> object:
+        problem.batch = replace(problem.batch)  # one is good for one step
+        return problem.ours()
+
+    return call
+
+
+def _timed(call: Callable[[], object], clock: Callable[[], float], device: str) -> float:
+    import torch
 
     start = clock()
     for _ in range(CALLS):
-        problem.batch = replace(problem.batch)  # one is good for one step
-        problem.ours()
-    wait(problem.q.device)
+        call()
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
     return (clock() - start) / CALLS
 
 

@@ -59,8 +59,8 @@ def test_on_the_engine_the_kernel_is_timed(monkeypatch: pytest.MonkeyPatch) -> N
     pytest.importorskip("torch")
     asked = []
 
-    def timed(case: Any, dtype: str, device: str, sizes: Any, clock: Any) -> dict[int, float]:
-        asked.append((case, dtype, device))
+    def timed(decodes: Any, sizes: Any, clock: Any) -> dict[int, float]:
+        asked.append(decodes)
         return {size: 1e-6 * size for size in sizes}
 
     monkeypatch.setattr(block_sizes, "attention_seconds", timed)
@@ -71,9 +71,9 @@ def test_on_the_engine_the_kernel_is_timed(monkeypatch: pytest.MonkeyPatch) -> N
     one = run(machine=machine)
     one.config.update(memory={}, backend={"model": "tiny"}, hardware=None)
     reading = study().read_arms({f"blocks of {size}": [one] for size in SIZES})
-    ((case, *kind),) = asked
-    assert (case.batch, case.context, *kind) == (8, 128, "float32", "cpu")
-    assert case.kind == "decode" and case.shape.name == "tiny"
+    (decodes,) = asked
+    assert (decodes.sequences, decodes.context, decodes.device) == (8, 128, "cpu")
+    assert decodes.shape.name == "tiny"
     kernel = reading.data["kernel"]
     assert isinstance(kernel, dict)
     assert kernel["seconds"] == {"1": 1e-6, "16": 16e-6, "256": 256e-6}
