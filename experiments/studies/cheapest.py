@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from math import inf
+from math import inf, isinf
 
 from pagedsim.core import ConfigError, PagedsimError
 from pagedsim.core.errors import require_number, require_whole, shown
@@ -23,7 +23,7 @@ from pagedsim.experiments.studies.placement import pools_of
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.compare import estimate, value_of
 from pagedsim.metrics.result import added_up
-from pagedsim.metrics.slo import slo_of
+from pagedsim.metrics.slo import BOUNDED, slo_of
 from pagedsim.metrics.stability import Backlog, mean_backlogs, overload_of, unsure_note
 from pagedsim.run.job import Arm, Failure, Job
 from pagedsim.run.runs import Runs
@@ -220,11 +220,11 @@ class Searches:
     @property
     def limit(self) -> float:
         """Euros an hour; what costs more is dropped."""
-        expected = min((lattice.expected for _, lattice in self.open), default=inf)
+        expected = min((lattice.expected for _, lattice in self._open), default=inf)
         return (1 + self.study.margin) * expected
 
     @property
-    def open(self) -> list[tuple[Option, Lattice]]:
+    def _open(self) -> list[tuple[Option, Lattice]]:
         """Options without a failed run."""
         every = ((option, self.lattices[option.name, None]) for option in self.options)
         return [(option, lattice) for option, lattice in every if option.name not in self.failed]
@@ -232,10 +232,10 @@ class Searches:
     def next(self) -> list[Probe]:
         """The next runs: short ones first, then confirming long ones."""
         limit = self.limit
-        short = [run for option, grid in self.open for run in self._short(option, grid, limit)]
+        short = [run for option, grid in self._open for run in self._short(option, grid, limit)]
         return short or [
             Probe(option, counts, long=True)
-            for option, lattice in self.open
+            for option, lattice in self._open
             for counts in lattice.next_long(limit)
         ]
 
@@ -256,8 +256,27 @@ class Searches:
     # -- what came of it ---------------------------------------------------------------------------
 
     def reading(self) -> Analysis:
-        fleets = [fleet for fleet in map(self._fleet, self.study.probes.values()) if fleet]
-        done = report.Cheapest(self, fleets)
+        rate, bounds = self.runs.config["workload"].get("rate"), self.runs.config["slo"]
+        done = report.Cheapest(
+            attainment=self.study.attainment,
+            traffic="This traffic takes" if rate is None else f"{rate:g} requests/s take",
+            objective=", ".join(
+                f"{key.upper()} {bounds[key]:g} s" for key in BOUNDED if bounds[key] is not None
+            ),
+            fleets=[fleet for fleet in map(self._fleet, self.study.probes.values()) if fleet],
+            least={
+                option.name: option.fleet(grid.best) for option, grid in self._open if grid.best
+            },
+            dropped={
+                option.name: lattice.bound
+                for option, lattice in self._open
+                if lattice.best is None and not isinf(lattice.bound)
+            },
+            nowhere=[option.name for option, lattice in self._open if isinf(lattice.bound)],
+            limit=self.limit,
+            most=self.study.most,
+            interrupted=bool(self.next()),
+        )
         failed = {name: str(failure) for name, failure in self.failed.items()}
         again = self._command(done.winner)
         return Analysis(

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from math import isinf
 from typing import TYPE_CHECKING, Any
 
 from pagedsim.experiments.studies.zoo_pareto import pareto_front, scale_axis, stairs
 from pagedsim.metrics.catalogue import label_of, scale_of
 from pagedsim.metrics.compare import Estimate
 from pagedsim.metrics.result import Listing
-from pagedsim.metrics.slo import BOUNDED
 from pagedsim.report import style
 from pagedsim.report.figures import FigureSpec
 from pagedsim.report.labels import Label, Point, place
@@ -20,8 +18,6 @@ from pagedsim.report.numbers import percent, signed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from pagedsim.experiments.studies.cheapest import Searches
 
 GOODPUT = "goodput_per_s"
 COLUMNS = (GOODPUT, "tokens_per_euro", "tokens_per_joule", "mean_watts")
@@ -51,27 +47,26 @@ class Fleet:
     """A note where its runs are too short to show that it keeps up."""
 
 
+@dataclass(frozen=True)
 class Cheapest:
-    """What the searches have found."""
+    """All results of the search."""
 
-    def __init__(self, searches: Searches, fleets: Sequence[Fleet]) -> None:
-        """`fleets` are all that were tried, in order."""
-        self.fleets, self.limit, self.interrupted = fleets, searches.limit, bool(searches.next())
-        self.attainment, self.most = searches.study.attainment, searches.study.most
-        config = searches.runs.config
-        rate, bounds = config["workload"].get("rate"), config["slo"]
-        self.traffic = "This traffic takes" if rate is None else f"{rate:g} requests/s take"
-        self.objective = ", ".join(
-            f"{key.upper()} {bounds[key]:g} s" for key in BOUNDED if bounds[key] is not None
-        )
-        found = searches.open
-        self.least = {option.name: option.fleet(grid.best) for option, grid in found if grid.best}
-        """Name of the cheapest sufficient fleet of each option that has one."""
-        left = {option.name: grid.bound for option, grid in found if grid.best is None}
-        self.dropped = {name: euros for name, euros in left.items() if not isinf(euros)}
-        """Lower bound of the cost of other options, in euros per hour."""
-        self.nowhere = [name for name, euros in left.items() if isinf(euros)]
-        """Options that miss the SLO even with the maximum number of replicas."""
+    attainment: float
+    traffic: str
+    """The traffic as the beginning of a sentence, such as "10 requests/s take"."""
+    objective: str
+    fleets: Sequence[Fleet]
+    """All tried fleets, in order."""
+    least: Mapping[str, str]
+    """Name of the cheapest sufficient fleet of each option that has one."""
+    dropped: Mapping[str, float]
+    """Lower bound of the cost of the other options, in euros per hour."""
+    nowhere: Sequence[str]
+    """Options that miss the SLO even with the maximum number of replicas."""
+    limit: float
+    """Cost in euros per hour above which options were dropped."""
+    most: int
+    interrupted: bool
 
     @property
     def cheapest_fleets(self) -> list[Fleet]:
