@@ -69,10 +69,10 @@ def paged_attention(
         factor,
         cap,
         window or 0,
-        out.stride()[:2],
-        q.stride()[:2],
-        k_cache.stride()[:3],
-        v_cache.stride()[:3],
+        *out.stride()[:2],
+        *q.stride()[:2],
+        *k_cache.stride()[:3],
+        *v_cache.stride()[:3],
         block_tables.stride(0),
         HEADS=kv_heads,
         GROUP=group,
@@ -136,10 +136,16 @@ def _attention(
     scale,
     cap,
     window,
-    out_strides,  # of tokens and heads
-    q_strides,
-    k_strides,  # of blocks, slots and heads
-    v_strides,
+    out_token_stride,
+    out_head_stride,
+    q_token_stride,
+    q_head_stride,
+    k_block_stride,
+    k_slot_stride,
+    k_head_stride,
+    v_block_stride,
+    v_slot_stride,
+    v_head_stride,
     table_stride,
     HEADS: tl.constexpr,  # KV heads
     GROUP: tl.constexpr,
@@ -171,7 +177,7 @@ def _attention(
     held = ((row < QUERIES * GROUP) & (query < length))[:, None] & (column < HEAD_DIM)[None, :]
     token = (begin + query).to(tl.int64)[:, None]
     query_head = (head * GROUP + row % GROUP)[:, None]
-    q_at = q_ptr + token * q_strides[0] + query_head * q_strides[1] + column[None, :]
+    q_at = q_ptr + token * q_token_stride + query_head * q_head_stride + column[None, :]
     q = tl.load(q_at, mask=held, other=0.0)
     q, scale = fitting(q, scale, k_ptr)
 
@@ -183,8 +189,8 @@ def _attention(
     acc = tl.zeros([ROWS, DIM], tl.float32)
     peak = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
-    k_ptr += head * k_strides[2]
-    v_ptr += head * v_strides[2]
+    k_ptr += head * k_head_stride
+    v_ptr += head * v_head_stride
     table_ptr = tables_ptr + place(rows_ptr, sequence) * table_stride
     if WINDOWED:
         whole = tl.maximum(start + first + 1 - window, 0) // KEYS * KEYS
@@ -193,14 +199,16 @@ def _attention(
     else:
         acc, peak, total = fold(
             acc, peak, total, q, positions, k_ptr, v_ptr, table_ptr, 0, whole, scale, cap, window,
-            k_strides, v_strides, HEAD_DIM, DIM, BLOCK_SIZE, KEYS, WINDOWED, CAPPED, MASKED=False,
+            k_block_stride, k_slot_stride, v_block_stride, v_slot_stride,
+            HEAD_DIM, DIM, BLOCK_SIZE, KEYS, WINDOWED, CAPPED, MASKED=False,
         )  # fmt: skip
     acc, peak, total = fold(
         acc, peak, total, q, positions, k_ptr, v_ptr, table_ptr, whole, end, scale, cap, window,
-        k_strides, v_strides, HEAD_DIM, DIM, BLOCK_SIZE, KEYS, WINDOWED, CAPPED, MASKED=True,
+        k_block_stride, k_slot_stride, v_block_stride, v_slot_stride,
+        HEAD_DIM, DIM, BLOCK_SIZE, KEYS, WINDOWED, CAPPED, MASKED=True,
     )  # fmt: skip
 
     # A padding row (context 0) has seen nothing: 0 / 1.
     out = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-    out_at = out_ptr + token * out_strides[0] + query_head * out_strides[1] + column[None, :]
+    out_at = out_ptr + token * out_token_stride + query_head * out_head_stride + column[None, :]
     tl.store(out_at, out.to(out_ptr.dtype.element_ty), mask=held)

@@ -35,10 +35,10 @@ def write_kv(
         float8.raw(k_cache),
         float8.raw(v_cache),
         batch.slots,
-        k.stride()[:2],
-        v.stride()[:2],
-        k_cache.stride()[:3],
-        v_cache.stride()[:3],
+        *k.stride()[:2],
+        *v.stride()[:2],
+        *k_cache.stride()[:3],
+        *v_cache.stride()[:3],
         ELEMENTS=elements,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=k_cache.shape[1],
@@ -55,10 +55,16 @@ def _write(
     k_cache_ptr,
     v_cache_ptr,
     slots_ptr,
-    k_strides,  # of tokens and heads
-    v_strides,
-    k_cache_strides,  # of blocks, slots and heads
-    v_cache_strides,
+    k_token_stride,
+    k_head_stride,
+    v_token_stride,
+    v_head_stride,
+    k_block_stride,
+    k_slot_stride,
+    k_cache_head_stride,
+    v_block_stride,
+    v_slot_stride,
+    v_cache_head_stride,
     ELEMENTS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -75,12 +81,12 @@ def _write(
     column = element % HEAD_DIM
     block = place // BLOCK_SIZE
     slot = place % BLOCK_SIZE
-    k = tl.load(k_ptr + token * k_strides[0] + head * k_strides[1] + column, mask=held)
-    v = tl.load(v_ptr + token * v_strides[0] + head * v_strides[1] + column, mask=held)
-    k_at = k_cache_ptr + block * k_cache_strides[0] + slot * k_cache_strides[1]
-    v_at = v_cache_ptr + block * v_cache_strides[0] + slot * v_cache_strides[1]
-    k_at += head * k_cache_strides[2] + column
-    v_at += head * v_cache_strides[2] + column
+    k = tl.load(k_ptr + token * k_token_stride + head * k_head_stride + column, mask=held)
+    v = tl.load(v_ptr + token * v_token_stride + head * v_head_stride + column, mask=held)
+    k_at = k_cache_ptr + block * k_block_stride + slot * k_slot_stride
+    v_at = v_cache_ptr + block * v_block_stride + slot * v_slot_stride
+    k_at += head * k_cache_head_stride + column
+    v_at += head * v_cache_head_stride + column
     tl.store(k_at, stored(k, k_cache_ptr, MANTISSA), mask=held)
     tl.store(v_at, stored(v, v_cache_ptr, MANTISSA), mask=held)
 

@@ -43,12 +43,12 @@ def compress(
         batch.slots,
         cache,
         eps,
-        out.stride()[:2],
-        q.stride()[:2],
+        *out.stride()[:2],
+        *q.stride()[:2],
         compressed.stride(0),
         cos.stride(0),
         sin.stride(0),
-        cache.stride()[:2],
+        *cache.stride()[:2],
         HEADS=heads,
         PADDED=padded,
         ROPE=rope,
@@ -72,12 +72,15 @@ def _compress(
     slots_ptr,
     cache_ptr,
     eps,
-    out_strides,  # of tokens and heads
-    q_strides,
+    out_token_stride,
+    out_head_stride,
+    q_token_stride,
+    q_head_stride,
     compressed_stride,
     cos_stride,
     sin_stride,
-    cache_strides,  # of blocks and slots
+    block_stride,
+    slot_stride,
     HEADS: tl.constexpr,
     PADDED: tl.constexpr,
     ROPE: tl.constexpr,
@@ -97,9 +100,9 @@ def _compress(
     sin = high_sin.to(tl.float32)
 
     queries = (head < HEADS)[:, None] & inside[None, :]
-    q_at = q_ptr + token * q_strides[0] + head[:, None] * q_strides[1]
+    q_at = q_ptr + token * q_token_stride + head[:, None] * q_head_stride
     low, high = _pairs(q_at, column[None, :], queries, ROPE, INTERLEAVED)
-    out_at = out_ptr + token * out_strides[0] + head[:, None] * out_strides[1] + column[None, :]
+    out_at = out_ptr + token * out_token_stride + head[:, None] * out_head_stride + column[None, :]
     first = low * cos[None, :] - high * sin[None, :]
     second = high * cos[None, :] + low * sin[None, :]
     tl.store(out_at, first.to(out_ptr.dtype.element_ty), mask=queries)
@@ -108,7 +111,6 @@ def _compress(
     slot = tl.load(slots_ptr + token)
     if slot < 0:  # padding
         return
-    block_stride, slot_stride = cache_strides
     latent_at = cache_ptr + slot // BLOCK_SIZE * block_stride + slot % BLOCK_SIZE * slot_stride
     dim = tl.arange(0, DIM)
     held = dim < RANK

@@ -167,10 +167,10 @@ def paged_decode(
         factor,
         cap,
         window or 0,
-        out.stride()[:2],
-        q.stride()[:2],
-        k_cache.stride()[:3],
-        v_cache.stride()[:3],
+        *out.stride()[:2],
+        *q.stride()[:2],
+        *k_cache.stride()[:3],
+        *v_cache.stride()[:3],
         block_tables.stride(0),
         HEADS=kv_heads,
         GROUP=heads // kv_heads,
@@ -209,10 +209,16 @@ def _decode(
     scale,
     cap,
     window,
-    out_strides,  # of tokens and heads
-    q_strides,
-    k_strides,  # of blocks, slots and heads
-    v_strides,
+    out_token_stride,
+    out_head_stride,
+    q_token_stride,
+    q_head_stride,
+    k_block_stride,
+    k_slot_stride,
+    k_head_stride,
+    v_block_stride,
+    v_slot_stride,
+    v_head_stride,
     table_stride,
     HEADS: tl.constexpr,  # KV heads
     GROUP: tl.constexpr,
@@ -243,15 +249,15 @@ def _decode(
         end = tl.minimum(begin + size, context)
 
         query_head = head * GROUP + row
-        q_at = q_ptr + sequence * q_strides[0] + query_head[:, None] * q_strides[1]
+        q_at = q_ptr + sequence * q_token_stride + query_head[:, None] * q_head_stride
         q = tl.load(q_at + column[None, :], mask=held, other=0.0)
         q, factor = fitting(q, scale, k_ptr)
         positions = tl.zeros([ROWS], tl.int32) + (context - 1)
         acc = tl.zeros([ROWS, DIM], tl.float32)
         peak = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
-        k_at = k_ptr + head * k_strides[2]
-        v_at = v_ptr + head * v_strides[2]
+        k_at = k_ptr + head * k_head_stride
+        v_at = v_ptr + head * v_head_stride
         table_ptr = tables_ptr + place(rows_ptr, sequence) * table_stride
         # Keys [begin, whole) are seen as they are; a window hides some of the first part.
         whole = end // KEYS * KEYS
@@ -259,20 +265,20 @@ def _decode(
             whole = tl.where(begin < context - window, begin, whole)
         acc, peak, total = fold(
             acc, peak, total, q, positions, k_at, v_at, table_ptr, begin, whole, factor, cap,
-            window, k_strides, v_strides,
+            window, k_block_stride, k_slot_stride, v_block_stride, v_slot_stride,
             HEAD_DIM, DIM, BLOCK_SIZE, KEYS, WINDOWED, CAPPED, MASKED=False,
         )  # fmt: skip
         acc, peak, total = fold(
             acc, peak, total, q, positions, k_at, v_at, table_ptr, whole, end, factor, cap,
-            window, k_strides, v_strides,
+            window, k_block_stride, k_slot_stride, v_block_stride, v_slot_stride,
             HEAD_DIM, DIM, BLOCK_SIZE, KEYS, WINDOWED, CAPPED, MASKED=True,
         )  # fmt: skip
 
-        to_ptr = out_ptr + sequence * out_strides[0]
+        to_ptr = out_ptr + sequence * out_token_stride
         if parts == 1:
             # A padding row (context 0) has seen nothing: 0 / 1.
             acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-            to = to_ptr + query_head[:, None] * out_strides[1] + column[None, :]
+            to = to_ptr + query_head[:, None] * out_head_stride + column[None, :]
             tl.store(to, acc.to(out_ptr.dtype.element_ty), mask=held)
         else:
             mark = item.to(tl.int64) * (HEADS * GROUP) + query_head
@@ -290,7 +296,7 @@ def _decode(
                         sums_ptr, marks_ptr, item - part, parts, head_index, column,
                         HEADS * GROUP, HEAD_DIM, DIM, MOST, CHUNK,
                     )  # fmt: skip
-                    to = to_ptr + head_index * out_strides[1] + column
+                    to = to_ptr + head_index * out_head_stride + column
                     tl.store(to, merged.to(out_ptr.dtype.element_ty), mask=column < HEAD_DIM)
 
 

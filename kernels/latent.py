@@ -98,9 +98,9 @@ def attend(
         sequences,
         segments,
         factor,
-        out.stride()[:2],
-        q.stride()[:2],
-        cache.stride()[:2],
+        *out.stride()[:2],
+        *q.stride()[:2],
+        *cache.stride()[:2],
         block_tables.stride(0),
         GROUP=group,
         GROUPS=groups,
@@ -117,7 +117,7 @@ def attend(
     )
     if decodes:
         _merge[(heads, sequences)](
-            out, parts, marks[0], marks[1], context_lens, segments, out.stride()[:2],
+            out, parts, marks[0], marks[1], context_lens, segments, *out.stride()[:2],
             **shape, num_warps=4,
         )  # fmt: skip
 
@@ -152,9 +152,12 @@ def _latent(
     sequences,
     parts,  # that there is room for
     scale,
-    out_strides,  # of tokens and heads
-    q_strides,
-    cache_strides,  # of blocks and slots
+    out_token_stride,
+    out_head_stride,
+    q_token_stride,
+    q_head_stride,
+    block_stride,
+    slot_stride,
     table_stride,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,  # heads of a program
@@ -209,7 +212,7 @@ def _latent(
     column = tl.arange(0, DIM)
     rope = tl.arange(0, ROPE_DIM)
     token = (begin + query).to(tl.int64)
-    q_at = (q_ptr + token * q_strides[0] + head * q_strides[1])[:, None]
+    q_at = (q_ptr + token * q_token_stride + head * q_head_stride)[:, None]
     q = tl.load(q_at + column[None, :], mask=held[:, None] & (column < RANK)[None, :], other=0.0)
     turned = tl.load(
         q_at + RANK + rope[None, :], mask=held[:, None] & (rope < ROPE)[None, :], other=0.0
@@ -225,7 +228,7 @@ def _latent(
         in_range = key < end
         block = tl.load(table_ptr + key // BLOCK_SIZE, mask=in_range, other=0).to(tl.int64)
         slot = (key % BLOCK_SIZE).to(tl.int64)
-        at = cache_ptr + block * cache_strides[0] + slot * cache_strides[1]
+        at = cache_ptr + block * block_stride + slot * slot_stride
         k = rows(at, column, in_range, RANK, DIM, MASKED=True)
         k_turned = rows(at + RANK, rope, in_range, ROPE, ROPE_DIM, MASKED=True)
         score = tl.dot(turned, tl.trans(k_turned), input_precision="ieee")
@@ -245,7 +248,7 @@ def _latent(
     inside = held[:, None] & (column < RANK)[None, :]
     if alone:
         out = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-        out_at = (out_ptr + token * out_strides[0] + head * out_strides[1])[:, None]
+        out_at = (out_ptr + token * out_token_stride + head * out_head_stride)[:, None]
         tl.store(out_at + column[None, :], out.to(out_ptr.dtype.element_ty), mask=inside)
     else:
         mark = (token * HEADS + head) * parts + tl.program_id(1)
@@ -262,7 +265,8 @@ def _merge(
     total_ptr,
     context_lens_ptr,
     parts,
-    out_strides,  # of tokens and heads
+    out_token_stride,
+    out_head_stride,
     HEADS: tl.constexpr,
     RANK: tl.constexpr,
     DIM: tl.constexpr,
@@ -286,5 +290,5 @@ def _merge(
     part_at = part_ptr + mark[:, None] * RANK + column[None, :]
     part = tl.load(part_at, mask=written[:, None] & inside[None, :], other=0.0)
     out = tl.sum(part * weight[:, None], 0) / tl.sum(total * weight, 0)
-    out_at = out_ptr + sequence * out_strides[0] + head * out_strides[1] + column
+    out_at = out_ptr + sequence * out_token_stride + head * out_head_stride + column
     tl.store(out_at, out.to(out_ptr.dtype.element_ty), mask=inside)

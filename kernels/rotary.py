@@ -47,8 +47,8 @@ def rotate(
         qkv.stride(0),
         cos.stride(0),
         sin.stride(0),
-        k_cache.stride()[:3],
-        v_cache.stride()[:3],
+        *k_cache.stride()[:3],
+        *v_cache.stride()[:3],
         HEADS=kv_heads,
         GROUP=heads // kv_heads,
         ROWS=rows,
@@ -75,8 +75,12 @@ def _rotate(
     token_stride,
     cos_stride,
     sin_stride,
-    k_strides,  # of blocks, slots and heads
-    v_strides,
+    k_block_stride,
+    k_slot_stride,
+    k_head_stride,
+    v_block_stride,
+    v_slot_stride,
+    v_head_stride,
     HEADS: tl.constexpr,  # KV heads
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,  # at least a group and its key
@@ -116,13 +120,13 @@ def _rotate(
         return
     block = place // BLOCK_SIZE
     slot = place % BLOCK_SIZE
-    k_at = k_cache_ptr + block * k_strides[0] + slot * k_strides[1] + kv_head * k_strides[2]
+    k_at = k_cache_ptr + block * k_block_stride + slot * k_slot_stride + kv_head * k_head_stride
     k_at += tl.broadcast_to(column[None, :], [ROWS, HALF])
     key = held & (row == GROUP)[:, None]
     tl.store(k_at, stored(first, k_cache_ptr, MANTISSA), mask=key)
     tl.store(k_at + HEAD_DIM // 2, stored(second, k_cache_ptr, MANTISSA), mask=key)
     v_from = qkv_ptr + token * token_stride + (HEADS * (GROUP + 1) + kv_head) * HEAD_DIM + column
-    v_at = v_cache_ptr + block * v_strides[0] + slot * v_strides[1] + kv_head * v_strides[2]
+    v_at = v_cache_ptr + block * v_block_stride + slot * v_slot_stride + kv_head * v_head_stride
     low, high = _halves(v_from, inside, HEAD_DIM)
     tl.store(v_at + column, stored(low, v_cache_ptr, MANTISSA), mask=inside)
     tl.store(v_at + column + HEAD_DIM // 2, stored(high, v_cache_ptr, MANTISSA), mask=inside)

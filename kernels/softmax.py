@@ -64,8 +64,10 @@ def fold(
     scale,  # see factors(); one number, or one for each row
     cap,
     window,
-    k_strides,  # of blocks and slots first
-    v_strides,
+    k_block_stride,
+    k_slot_stride,
+    v_block_stride,
+    v_slot_stride,
     HEAD_DIM: tl.constexpr,
     DIM: tl.constexpr,  # HEAD_DIM padded to a power of two
     BLOCK_SIZE: tl.constexpr,
@@ -85,8 +87,8 @@ def fold(
             at = tl.minimum(key, end - 1)
         block = tl.load(table_ptr + at // BLOCK_SIZE).to(tl.int64)
         slot = (at % BLOCK_SIZE).to(tl.int64)
-        k_at = k_ptr + block * k_strides[0] + slot * k_strides[1]
-        v_at = v_ptr + block * v_strides[0] + slot * v_strides[1]
+        k_at = k_ptr + block * k_block_stride + slot * k_slot_stride
+        v_at = v_ptr + block * v_block_stride + slot * v_slot_stride
 
         k = widened(rows(k_at, column, None, HEAD_DIM, DIM, MASKED=False), q)
         score = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
