@@ -16,8 +16,7 @@ import numpy as np
 
 from pagedsim.experiments.fidelity.least_squares import Floats, minimized
 from pagedsim.experiments.fidelity.truth_data import CLASSES, Rows, by, by_class, in_processes
-from pagedsim.fidelity.step_tables.schedule import Schedule
-from pagedsim.fidelity.step_tables.tables import Cell, Metric
+from pagedsim.fidelity.step_tables.tables import Metric
 from pagedsim.fidelity.step_tables.times import Constants, Point, Points
 from pagedsim.metrics.result import Listing
 from pagedsim.sim.cost import Roofline
@@ -40,8 +39,6 @@ MOST = {"all_reduce_share": 0.95}
 OVERLAPPED = {name: BEGIN[name] for name in ("latencies", "all_reduce_share", "server_ms")}
 """Those of a stack whose host works while the GPU does, so that rows say of it only how long it
 cannot be."""
-EXPERTS = {"expert_launch_us": 2000.0}
-"""Fitted to rows of experts, and nothing else is."""
 _WITHOUT_SERVER = {name: value for name, value in BEGIN.items() if name != "server_ms"}
 OF: Mapping[str, Mapping[str, float]] = {
     "vllm-0.2": LAUNCHING,
@@ -109,10 +106,7 @@ def refitted(rows: Rows, jobs: int | None, say: Callable[[str], object]) -> Refi
     say(f"{len(used):,} rows fitted, also without each of {len(gpus)} GPUs")
     left_out = []
     for gpu, fit in zip(gpus, others, strict=True):
-        fitted_stacks = {name.rpartition(".")[0] for name in fit.values}
-        of_gpu = [
-            row for row in used if row[0].hardware.name == gpu and row[0].stack in fitted_stacks
-        ]
+        of_gpu = [row for row in used if row[0].hardware.name == gpu and row[0].stack in fit.rows]
         left_out.append(_predicted(gpu, of_gpu, standing, standing.but(fit.values).cost_of))
     servers = []
     for backend in dict.fromkeys(cell.backend for cell, _ in loops):
@@ -133,33 +127,17 @@ def _stood_in(standing: Constants) -> Callable[[Replica, str], Roofline]:
 
 
 def fitted(rows: Rows, standing: Constants, pull: float = PULL) -> Fit:
-    """Fit each stack to its rows, to those of experts how long these take to launch; what is not
-    fitted is as it stands."""
-    by_stack: dict[str, list[tuple[Cell, Schedule]]] = {}
-    for row in rows:
-        by_stack.setdefault(row[0].stack, []).append(row)
-    fit = Fit({}, {}, {})
-    for stack, of_stack in sorted(by_stack.items()):
-        parts = by(of_stack, lambda row: row[0].experts)
-        begins = {False: OF.get(stack, BEGIN)}
-        if standing[f"{stack}.expert_launch_us"]:
-            begins[True] = EXPERTS
-        for experts, begin in begins.items():
-            part = parts.get(experts)
-            if part:
-                fit = _of_stack(stack, begin, Points(part), standing.but(fit.values), pull, fit)
-    return fit
+    """Fit each stack to its rows; what is not fitted is as it stands."""
+    whole = Fit({}, {}, {})
+    for stack, of in sorted(by(rows, lambda row: row[0].stack).items()):
+        fit = _of_stack(stack, Points(of), standing, pull)
+        values, deviations = whole.values | fit.values, whole.deviations | fit.deviations
+        whole = Fit(values, deviations, whole.rows | fit.rows)
+    return whole
 
 
-def _of_stack(
-    stack: str,
-    begin: Mapping[str, float],
-    points: Points,
-    standing: Constants,
-    pull: float,
-    known: Fit,
-) -> Fit:
-    """`known`, and these constants of a stack."""
+def _of_stack(stack: str, points: Points, standing: Constants, pull: float) -> Fit:
+    begin = OF.get(stack, BEGIN)
     weights = np.array([LOOKED_AT.get(point.metric, 0.0) for point in points.all])
     names = [f"{stack}.{field}" for field in begin]
 
@@ -170,9 +148,9 @@ def _of_stack(
     most = np.array([MOST.get(field, np.inf) for field in begin])
     minimum = minimized(residuals, np.array(list(begin.values())), most, pull)
     return Fit(
-        {**known.values, **dict(zip(names, minimum.values.tolist(), strict=True))},
-        {**known.deviations, **dict(zip(names, minimum.deviations.tolist(), strict=True))},
-        {**known.rows, **dict.fromkeys(names, len(points.all))},
+        dict(zip(names, minimum.values.tolist(), strict=True)),
+        dict(zip(names, minimum.deviations.tolist(), strict=True)),
+        {stack: len(points.all)},
     )
 
 
@@ -194,7 +172,7 @@ def _constants(refits: Refits) -> Listing:
             "from": f"{value * np.exp(-2 * fit.deviations[name]):.3g}",
             "to": f"{value * np.exp(2 * fit.deviations[name]):.3g}",
             "decided": "yes" if fit.deviations[name] < DECIDED else "no",
-            "numbers": f"{fit.rows[name]:,}",
+            "numbers": f"{fit.rows[name.rpartition('.')[0]]:,}",
         }
         for name, value in fit.values.items()
     ]

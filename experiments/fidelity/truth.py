@@ -16,6 +16,7 @@ from pagedsim.experiments.fidelity.truth_data import (
     Score,
     by,
     by_class,
+    of_experts,
     peers_of,
     tokens,
 )
@@ -31,7 +32,7 @@ from pagedsim.report.numbers import percent, signed
 from pagedsim.run.job import Arm
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import Analysis, Study
-from pagedsim.sim.cost import Measured, Roofline
+from pagedsim.sim.cost import Measured, Roofline, UnmeasuredError
 from pagedsim.sim.replica import Replica
 from pagedsim.spec.check import check_settings
 from pagedsim.spec.run import RunSpec
@@ -91,11 +92,11 @@ class Truth(Study):
         rows = truth_data.planned(read, jobs, runs.say)
         every = Points(rows).scored(_costs(runs))
         refits = None
-        if self.tables is None and not lacking:  # else some stacks have no rows
+        if self.tables is None and _model_of(runs) == "Roofline":
             refits = constants.refitted(rows, jobs, runs.say)
         fits = [] if refits is None else constants.listings(refits)
         served, without = scored(logs)
-        note = "the server's limits and blocks are known, its step times are as cost=roofline says"
+        note = "the server's limits and blocks are known, its step times are simulated"
         of_logs = [report.logs("Whole logs, before any fit", served, note)] if served else []
         peers = peers_of(every)
         shown = usable(every)
@@ -114,7 +115,7 @@ class Truth(Study):
         return Analysis(
             finding=list(finding(every, served)),
             listings=[*listings(every, peers), *fits, *of_logs],
-            notes=[*notes(read, every, logs), *lacking, *without],
+            notes=[*lacking, *without, *notes(read, every, logs)],
             data=data(every, peers, refits, served),
             drawings={"predicted": predicted, "errors": errors, **beside(shown, peers)},
             table=table(every),
@@ -145,7 +146,8 @@ _OF_A_SERVER = ("server", "policy", "preemption", "batching", "memory")
 def _costs(runs: Runs) -> CostOf:
     """The cost model of the command, by replica and stack."""
     config = runs.config
-    if str(target := config["cost"].get("_target_")).rpartition(".")[2] not in COSTS:
+    if _model_of(runs) not in COSTS:
+        target = config["cost"].get("_target_")
         raise ConfigError(f"cost._target_={target}: must be cost=roofline or cost=measured")
 
     def cost_of(replica: Replica, stack: str) -> Roofline | Measured:
@@ -157,9 +159,15 @@ def _costs(runs: Runs) -> CostOf:
     return cost_of
 
 
+def _model_of(runs: Runs) -> str:
+    return str(runs.config["cost"].get("_target_")).rpartition(".")[2]
+
+
 def answered(tables: Sequence[Table], cost_of: CostOf) -> tuple[list[Table], list[str]]:
-    """The tables without the rows of servers that the cost model does not know, and notes of these;
-    ConfigError if there are no others."""
+    """The tables without rows of servers whose kernels nobody measured, and notes of these.
+
+    UnmeasuredError if there are no others.
+    """
     lacking: dict[str, int] = {}
     why: dict[tuple[Replica, str], str] = {}
 
@@ -169,7 +177,7 @@ def answered(tables: Sequence[Table], cost_of: CostOf) -> tuple[list[Table], lis
             try:
                 cost_of(*server)
                 why[server] = ""
-            except ConfigError as error:
+            except UnmeasuredError as error:
                 why[server] = str(error)
         if reason := why[server]:
             lacking[reason] = lacking.get(reason, 0) + 1
@@ -177,18 +185,18 @@ def answered(tables: Sequence[Table], cost_of: CostOf) -> tuple[list[Table], lis
 
     read = [table._replace(cells=[*filter(known, table.cells)]) for table in tables]
     if lacking and not any(table.cells for table in read):
-        raise ConfigError(next(iter(lacking)))
+        raise UnmeasuredError(next(iter(lacking)))
     return read, [f"rows left out: {count:,}, {reason}" for reason, count in lacking.items()]
 
 
 def scored(logs: Sequence[truth_data.ServerLog]) -> tuple[dict[str, Scores], list[str]]:
-    """Scores of the logs whose server the cost model knows, and notes of the others."""
+    """Scores of the logs but of servers whose kernels nobody measured, and notes of these."""
     scores: dict[str, Scores] = {}
     lacking = []
     for log in logs:
         try:
             scores[log.name] = log.scores()
-        except ConfigError as error:
+        except UnmeasuredError as error:
             lacking.append(f"{log.name} is left out: {error}")
     return scores, lacking
 
@@ -210,21 +218,22 @@ def finding(every: Sequence[Point], logs: Mapping[str, Scores]) -> Iterator[str]
     if not shown:
         yield "No server could run any row as its table says: see the last of the tables below."
         return
-    unseen = [point for point in shown if point.cell.held_out and not point.cell.experts]
-    known = [point for point in shown if not point.cell.held_out]
+    dense = [point for point in shown if point.cell.model.moe is None]
+    unseen = [point for point in dense if point.cell.held_out]
+    known = [point for point in dense if not point.cell.held_out]
     if not logs:  # of tables of one's own
         yield f"Step times against these tables, median errors {_percents(medians(shown))}."
         return
     yield (
         f"{len(every):,} measured numbers are held against simulated ones. Median errors of "
-        f"servers that no constant is fitted to are {_percents(medians(unseen))}; of the others "
+        f"dense servers that no constant is fitted to are {_percents(medians(unseen))}; of others "
         f"{_percents(medians(known))}."
     )
     loops = [point for point in unseen if point.cell.protocol]
     for backend, group in by(loops, lambda point: point.cell.backend).items():
         yield f"Of those of {backend} in a closed loop: {_percents(medians(group))}."
-    if experts := [point for point in shown if point.cell.held_out and point.cell.experts]:
-        yield f"Of those of experts: {_percents(medians(experts))}."
+    if experts := list(filter(of_experts, shown)):
+        yield f"Of closed loops of experts, to which none is fitted: {_percents(medians(experts))}."
     means = [
         f"{name}: "
         + ", ".join(f"{m.upper()} {signed(e.relative.mean)}" for m, e in score.errors.items())
@@ -246,7 +255,7 @@ def groups_of(every: Sequence[Point]) -> dict[str, dict[str, list[Point]]]:
 
     def table_of(point: Point) -> str:
         unseen = " (held out)" if point.cell.held_out else ""
-        what = ", experts" if point.cell.experts else ""
+        what = ", experts" if of_experts(point) else ""
         return f"{point.cell.table}, {point.cell.hardware.name}, {point.cell.stack}{what}{unseen}"
 
     return {
@@ -271,7 +280,7 @@ def listings(every: Sequence[Point], peers: Sequence[Peer]) -> Iterator[Listing]
     if marked:
         note = f"rows that their server could not run as the table says; {_UNIT}"
         yield _grouped("Not as the table says", marked, note=note)
-    for experts, group in by(unseen, lambda point: point.cell.experts).items():
+    for experts, group in by(unseen, of_experts).items():
         of = "of experts" if experts else "held out"
         yield _worst(f"The {FARTHEST} farthest off, of servers {of}", group)
     if rest:
@@ -281,7 +290,7 @@ def listings(every: Sequence[Point], peers: Sequence[Peer]) -> Iterator[Listing]
 def server_of(point: Point) -> str:
     """The server of a closed loop, and whether it has experts or several GPUs."""
     size = "several GPUs" if point.cell.tensor_parallel > 1 else "1 GPU"
-    return f"{point.cell.backend}, {'experts' if point.cell.experts else size}"
+    return f"{point.cell.backend}, {'experts' if of_experts(point) else size}"
 
 
 def beside(shown: Sequence[Point], peers: Sequence[Peer]) -> dict[str, FigureSpec]:
@@ -381,7 +390,7 @@ def data(
     shown = usable(every)
     unseen = [point for point in shown if point.cell.protocol and point.cell.held_out]
     for kind, experts in (("held out", False), ("held out, experts", True)):
-        loops = [point for point in unseen if point.cell.experts == experts]
+        loops = [point for point in unseen if of_experts(point) == experts]
         content[kind] = {
             "pagedsim": medians(loops),
             **{peer.name: medians(peer.answers(loops)) for peer in peers},
@@ -451,7 +460,7 @@ def notes(
     if not all(cell.held_out for table in tables for cell in table.cells):
         yield (
             "a row is held out if the first byte of sha256(model|GPU|server|version), as its table "
-            "names them, is divisible by 4; nothing but launches is fitted to rows of experts"
+            "names them, is divisible by 4, and if it is of a closed loop of a mixture of experts"
         )
     yield from _believed(points)
     for table in tables:
@@ -478,7 +487,7 @@ def _believed(points: Sequence[Point]) -> Iterator[str]:
     known = [point for point in shown if point.cell.hardware.family is not None]
 
     def stack_of(point: Point) -> str:
-        return f"{point.cell.stack}{', experts,' if point.cell.experts else ''}"
+        return f"{point.cell.stack}{', experts,' if of_experts(point) else ''}"
 
     for stack, group in by(known, stack_of).items():
         parts = [

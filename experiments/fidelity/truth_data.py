@@ -131,6 +131,11 @@ def kind_of(point: Point) -> str:
     return ONE if point.cell.tensor_parallel == 1 else SEVERAL
 
 
+def of_experts(point: Point) -> bool:
+    """Whether it is of a closed loop of a mixture of experts."""
+    return point.cell.protocol is not None and point.cell.model.moe is not None
+
+
 class Score(NamedTuple):
     """Relative errors of a group."""
 

@@ -31,10 +31,10 @@ class Stack:
     """Host time of launching a layer's kernels, while the GPU works; the sum over layers bounds a
     step from below. 0: kernels are launched as a CUDA graph."""
     prompt_launch_us: float = 0.0
-    """The same of a dense layer in a step with prompts, where those are not captured: kernels of
-    one launched from Python take 0.4 to 0.56 ms (experiments/data/README.md)."""
-    expert_launch_us: float = 0.0
-    """The same of a layer with experts."""
+    """The same of a step with prompts, where those are not captured: kernels of a dense layer that
+    are launched from Python take 0.3 to 0.56 ms (experiments/data/README.md)."""
+    latent_launch_us: float = 0.0
+    """The same of a layer with latent attention and experts, DeepSeek's."""
     all_reduce_share: float = 0.5
     """Achieved fraction of the link bandwidth by all-reduces."""
     all_to_all_share: float = 0.8
@@ -51,7 +51,7 @@ class Stack:
             "launch_us",
             "server_ms",
             "prompt_launch_us",
-            "expert_launch_us",
+            "latent_launch_us",
         ):
             require_number(f"stack.{key}", getattr(self, key), 0)
         for key in ("fp8_cache", "all_reduce_share", "all_to_all_share"):

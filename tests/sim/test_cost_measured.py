@@ -157,17 +157,24 @@ def test_host_time_is_hidden_a_step_ahead(tables: Path) -> None:
         assert cost.explain(step).seconds == pytest.approx(max(gpu, 4e-3), rel=1e-12)
 
 
-def test_steps_with_prompts_take_no_less_than_launching_their_layers(tables: Path) -> None:
-    captured = measured(tables)
-    eager = measured(tables, stack=replace(HOST, prompt_launch_us=2000.0))
-    launches = LAYERS * 2e-3
-    for step in (plan(20), plan(20, decodes=3, context=90)):
-        assert captured.step_seconds(step) < launches
-        assert eager.step_seconds(step) == pytest.approx(
-            launches + 1e-3 + 1e-5 * (1 + step.decode_count)
-        )
-        assert eager.explain(step).seconds == pytest.approx(eager.step_seconds(step), rel=1e-12)
-    assert eager.step_seconds(plan(decodes=3)) < launches
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_step_takes_no_less_than_launching_its_layers(tables: Path, ahead: bool) -> None:
+    """Under the stack's times of launches, as roofline has them."""
+    stack = replace(HOST, launch_us=1000.0, prompt_launch_us=2000.0)
+    captured, eager = measured(tables), measured(tables, stack=stack)
+    for step, each in (
+        (plan(20), 2e-3),
+        (plan(20, decodes=3, context=90), 2e-3),
+        (plan(decodes=3, context=90), 1e-3),
+    ):
+        step._ahead = ahead
+        host = 1e-3 + 1e-5 * (len(step.chunks) + step.decode_count)
+        assert captured.step_seconds(step) < LAYERS * each
+        assert eager.step_seconds(step) == pytest.approx(LAYERS * each + host)
+        assert eager.explain(step).seconds == pytest.approx(LAYERS * each + host)
+        row = np.array([totals_of(step)[: Totals._fields.index("step") + 1]])
+        assert eager.seconds_of(row, ahead).tolist() == [eager.step_seconds(step)]
+    assert eager.decode_seconds(3, 90) == pytest.approx(LAYERS * 1e-3 + 1e-3 + 3e-5)
 
 
 def test_experts_are_a_kernel_of_the_tokens(tables: Path) -> None:

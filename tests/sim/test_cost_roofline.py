@@ -154,10 +154,11 @@ def test_a_step_takes_no_less_than_its_launches(ahead: bool) -> None:
 
 @pytest.mark.parametrize("ahead", [False, True])
 def test_steps_with_prompts_take_no_less_than_launching_their_layers(ahead: bool) -> None:
-    """Of DeepSeek-V3, three layers are dense; steps of decodes alone are captured."""
+    """Of DeepSeek-V3, three layers are dense; steps of decodes alone are captured. Experts alone
+    are no reason to take longer."""
     where = replica("deepseek-v3", "b200", tensor_parallel=8)
     captured = Roofline(where, stack=Stack())
-    eager = Roofline(where, stack=Stack(prompt_launch_us=400.0, expert_launch_us=2500.0))
+    eager = Roofline(where, stack=Stack(prompt_launch_us=400.0, latent_launch_us=2500.0))
     launches = 3 * 400e-6 + 58 * 2500e-6
     for step in (plan(100), plan(100, decodes=8, context=900)):
         step._ahead = ahead
@@ -170,7 +171,10 @@ def test_steps_with_prompts_take_no_less_than_launching_their_layers(ahead: bool
     long, decodes = plan(50_000), plan(decodes=8, context=900)
     for step in (long, decodes):
         assert eager.step_seconds(step) == captured.step_seconds(step)
-    assert eager.recompute_seconds(100) == pytest.approx(eager.step_seconds(plan(100)), abs=2e-3)
+    alone = plan(100)
+    assert eager.recompute_seconds(100) == pytest.approx(eager.step_seconds(alone), rel=1e-12)
+    qwen = Roofline(replica("qwen3-235b-a22b", "b200"), stack=Stack(latent_launch_us=2500.0))
+    assert "launches" not in {term.name for term in qwen.explain(alone).terms}
 
 
 def test_a_gpu_without_fitted_constants_has_a_notice() -> None:

@@ -2,7 +2,7 @@
 replayed from a recording."""
 
 from pagedsim.core.compiled import own_abc_registry
-from pagedsim.sim.cost.base import Breakdown, CostModel, Term
+from pagedsim.sim.cost.base import Breakdown, CostModel, Term, UnmeasuredError
 from pagedsim.sim.cost.fitted import Fitted
 from pagedsim.sim.cost.fitting import Sample
 from pagedsim.sim.cost.measured import Measured
@@ -19,6 +19,7 @@ __all__ = [
     "Roofline",
     "Sample",
     "Term",
+    "UnmeasuredError",
 ]
 
 own_abc_registry(CostModel, "step_seconds")

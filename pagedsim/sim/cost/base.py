@@ -29,6 +29,10 @@ Bound = Literal[
 stages; launch, fixed time of kernels; the last two if the model does not distinguish resources."""
 
 
+class UnmeasuredError(ConfigError):
+    """A cost model has no measurements of a replica."""
+
+
 class Term(NamedTuple):
     """A part of a step's time."""
 

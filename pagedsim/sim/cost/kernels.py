@@ -14,7 +14,7 @@ from math import inf
 from typing import NamedTuple
 
 from pagedsim.core import ConfigError
-from pagedsim.sim.cost.base import Bound
+from pagedsim.sim.cost.base import Bound, UnmeasuredError
 from pagedsim.sim.cost.grids import Curve, Surface
 from pagedsim.sim.cost.roofline import ALL_REDUCES, all_to_all, hops
 from pagedsim.sim.cost.tables import SIXTEEN_BITS, KernelTables
@@ -99,7 +99,7 @@ def _attention(replica: Replica, tables: KernelTables) -> list[Surface]:
             for table in ("context_attention_perf", "generation_attention_perf")
         ]
     if model.mla != DEEPSEEK:
-        raise ConfigError(f"model.mla={model.mla}: must be {DEEPSEEK}, which was measured")
+        raise UnmeasuredError(f"model.mla={model.mla}: must be {DEEPSEEK}, which was measured")
     dtype = "bfloat16" if model.products == FP16 else "fp8_block"
     return [
         tables.latent_attention(table, heads, dtype, kv_format)
@@ -224,7 +224,7 @@ class _Layers:
     def _curve(self, outputs: float, inputs: float) -> Curve:
         curve = self.tables.product("bfloat16", outputs, inputs)
         if curve is None:
-            raise ConfigError(f"cost.tables: no products in 16 bits of {self.tables.system}")
+            raise UnmeasuredError(f"cost.tables: no products in 16 bits of {self.tables.system}")
         return curve
 
     def experts(self, load: str) -> Iterator[Kernel]:

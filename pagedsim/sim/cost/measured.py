@@ -70,6 +70,7 @@ class _Line(NamedTuple):
     seconds: list[float]
     slopes: list[float]
     host: float = 0.0
+    launching: float = 0.0
 
     def at(self, context: float) -> float:
         """The GPU's seconds."""
@@ -117,8 +118,8 @@ class Measured(CostModel):
         gaps = Kernel("gaps between kernels", "launch", calls, lambda tokens: gap)
         self._lists = ((*lists[0], gaps), *lists[1:]) if gap else lists
         host = family_of(replica.hardware.family).launch
-        self._launching = max(launches(replica.model, stack, host))
-        """Seconds of launching a step with prompts."""
+        self._launching = launches(replica.model, stack, host)
+        """Seconds of launching a step's kernels, without prompts and with them."""
         self.server_seconds = stack.server_ms * 1e-3
         self._step, self._sequence = stack.host_step_ms * 1e-3, stack.host_request_us * 1e-6
         self._split = Split.of(replica, skew=1.0)
@@ -134,18 +135,20 @@ class Measured(CostModel):
         if plan.prefill_tokens:
             share = self._share(plan)
             gpu, host = self._gpu(share.part) * share.long, self._host(share.host)
+            launching = self._launching[1] * share.long
         else:
             line = self._decode_line(plan.decode_count)
-            gpu, host = line.at(plan.decode_context), line.host
-        return max(gpu, host) if plan.ahead else gpu + host
+            gpu, host, launching = line.at(plan.decode_context), line.host, line.launching
+        return max(gpu, launching + host) if plan.ahead else max(gpu, launching) + host
 
     def decode_seconds(self, sequences: int, context: int) -> float:
         try:
-            contexts, seconds, slopes, host = self._decodes[sequences]
+            contexts, seconds, slopes, host, launching = self._decodes[sequences]
         except KeyError:
-            contexts, seconds, slopes, host = self._decode_line(sequences)
+            contexts, seconds, slopes, host, launching = self._decode_line(sequences)
         place = bisect_right(contexts, context) - 1  # `_Line.at` inlined: a call takes as long
-        return seconds[place] + (context - contexts[place]) * slopes[place] + host
+        gpu = seconds[place] + (context - contexts[place]) * slopes[place]
+        return (gpu if gpu > launching else launching) + host
 
     def seconds_of(
         self, steps: NDArray[np.float64], ahead: NDArray[np.bool_] | bool = False
@@ -164,7 +167,9 @@ class Measured(CostModel):
         for row in np.flatnonzero(pairs).tolist():
             gpu[row] = self._gpu(Totals(*steps[row].tolist()))
         host = sequences * self._sequence + self._step
-        return np.where(ahead, np.maximum(gpu, host), gpu + host)
+        launching = np.where(pairs > 0.0, self._launching[1], self._launching[0])
+        in_turn = np.maximum(gpu, launching) + host
+        return np.where(ahead, np.maximum(gpu, launching + host), in_turn)
 
     # Seconds of one GPU
 
@@ -184,9 +189,7 @@ class Measured(CostModel):
         return totals.sequence * self._sequence + self._step
 
     def _gpu(self, totals: Totals) -> float:
-        """Seconds of a step with prompts."""
-        kernels = self._without_attention(totals) + sum(self._of_attention(totals))
-        return max(kernels, self._launching)
+        return self._without_attention(totals) + sum(self._of_attention(totals))
 
     def _without_attention(self, totals: Totals) -> float:
         sizes = self._sizes(totals)
@@ -240,6 +243,7 @@ class Measured(CostModel):
                 [(seconds + rest) * long for seconds in attention.seconds],
                 [slope * part.decode_context * long for slope in attention.slopes],
                 self._host(share.host),
+                self._launching[0] * long,
             )
             return self._decodes.setdefault(sequences, line)
 
@@ -253,9 +257,12 @@ class Measured(CostModel):
         terms = [term._replace(seconds=term.seconds * busy) for term in terms]
         if idle > 1e-12:
             terms.append(Term("bubbles", idle, "pipeline"))
+        launching = self._launching[plan.prefill_tokens > 0] * share.long if terms else 0.0
+        if (gpu := sum(term.seconds for term in terms)) < launching:
+            terms.append(Term("launches", launching - gpu, "launch"))
         terms.append(Term("host", self._host(share.host), "host"))
         if plan.ahead:
-            terms = list(hidden(terms, 0.0))
+            terms = list(hidden(terms, launching))
         return Breakdown(kind_of(plan), tuple(terms), self.work(plan))
 
     def _terms(self, totals: Totals) -> Iterator[Term]:
@@ -265,8 +272,6 @@ class Measured(CostModel):
         chunks, decodes = self._of_attention(totals)
         if totals.pair:
             yield Term("attention", chunks, "compute")
-            if (gpu := self._without_attention(totals) + chunks + decodes) < self._launching:
-                yield Term("launches", self._launching - gpu, "launch")
         if totals.decode_context:
             yield Term("decode attention", decodes, "bandwidth")
 

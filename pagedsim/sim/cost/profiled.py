@@ -15,7 +15,7 @@ from pathlib import Path
 import pyarrow.compute as pc
 from pyarrow import csv
 
-from pagedsim.core import ConfigError
+from pagedsim.sim.cost.base import UnmeasuredError
 from pagedsim.sim.cost.kernels import Kernel, StepKernels, all_reduces, sources
 from pagedsim.sim.cost.tables import KernelTables, Part, installed
 from pagedsim.sim.replica import Replica
@@ -45,7 +45,7 @@ def profiled_kernels(folder: Path, replica: Replica, stack: Stack) -> StepKernel
             tables = profile
     if tables is None or not {"dense", "per_sequence", "attention", *_moe(replica)} <= set(tables):
         which = ", ".join(f"{name} on {gpus} {gpu}" for gpu, name, gpus in profiles)
-        raise ConfigError(
+        raise UnmeasuredError(
             f"model={model.name}: not measured in {folder} on hardware={hardware.name} with "
             f"{replica.split}; there are {which}"
         )

@@ -300,8 +300,8 @@ def launches(model: ModelShape, stack: Stack, host: float) -> tuple[float, float
     """Seconds of launching a step's kernels, without and with prompts, by a host that takes `host`
     times as long as a typical one."""
     decodes = model.layers * stack.launch_us
-    plain = model.layers - model.moe_layers
-    prompts = plain * stack.prompt_launch_us + model.moe_layers * stack.expert_launch_us
+    latent = model.moe_layers if model.mla else 0
+    prompts = (model.layers - latent) * stack.prompt_launch_us + latent * stack.latent_launch_us
     return decodes * host * 1e-6, max(decodes, prompts) * host * 1e-6
 
 

@@ -18,8 +18,10 @@ import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from pyarrow import ArrowInvalid
 
 from pagedsim.core import ConfigError
+from pagedsim.sim.cost.base import UnmeasuredError
 from pagedsim.sim.cost.grids import Curve, Surface, around, blended
 
 PACKAGE = "aiconfigurator_core"
@@ -136,7 +138,9 @@ class KernelTables:
         named = [name for name in (ALIASES.get(gpu), plain, f"{plain}_sxm") if name in known]
         if not named:
             which = ", ".join(known) or "none"
-            raise ConfigError(f"hardware={gpu}: no kernels of it in {folder}, which has {which}")
+            raise UnmeasuredError(
+                f"hardware={gpu}: no kernels of it in {folder}, which has {which}"
+            )
         self.system = str(named[0])
         self._folder = folder / self.system
         self.taken: dict[str, str] = {}
@@ -167,7 +171,7 @@ class KernelTables:
         ]
         part = self._part("attention", f"attention/{table}", columns, *formats)
         if part is None:
-            raise ConfigError(f"cost.tables: no {table} of {self.system} in 16 bits")
+            raise UnmeasuredError(f"cost.tables: no {table} of {self.system} in 16 bits")
         if part.equal != formats[0]:
             self.lacks(f"attention over a KV cache in {kv_format}", "that in 16 bits")
 
@@ -189,7 +193,7 @@ class KernelTables:
         """
         same = (("num_heads", 1), ("head_dim", head_dim), ("batch_size", 1), ("window_size", 0))
         for path in self._files("attention/context_attention_perf")[:1]:
-            for source in UNSPLIT if "kernel_source" in pq.read_schema(path).names else ():
+            for source in UNSPLIT if "kernel_source" in _columns(path) else ():
                 equal = (*same, ("kernel_source", source))
                 if part := Part(path, equal, _read(path, ("isl", "latency"), equal)):
                     return part.curve("isl")
@@ -204,7 +208,7 @@ class KernelTables:
         ]
         part = self._part("attention", f"mla/{table}", columns, *formats)
         if part is None:
-            raise ConfigError(f"model.mla: no {table} of {self.system} in {dtype} or 16 bits")
+            raise UnmeasuredError(f"model.mla: no {table} of {self.system} in {dtype} or 16 bits")
         nearest = min(part.shapes(columns[:1]), key=lambda key: abs(log(key[0] / heads)))
         return part.of(columns[:1], nearest).attention()
 
@@ -218,7 +222,7 @@ class KernelTables:
         ]
         curves = [part.curve("message_size") for part in parts if part]
         if not curves:
-            raise ConfigError(
+            raise UnmeasuredError(
                 f"tensor_parallel={gpus}: no all-reduce of so many {self.system} in the tables"
             )
         sizes = sorted({size for curve in curves for size in curve.sizes})
@@ -240,7 +244,9 @@ class KernelTables:
             self.lacks(f"experts in {dtypes[0]}", "those in 16 bits")
             return self.experts(shape, SIXTEEN_BITS, load)
         if nearest is None:
-            raise ConfigError(f"cost.tables: no experts of {self.system} in {' or '.join(dtypes)}")
+            raise UnmeasuredError(
+                f"cost.tables: no experts of {self.system} in {' or '.join(dtypes)}"
+            )
         part, key, ratios = nearest
         if least:
             shown = " ".join(f"{name}={size:g}" for name, size in zip(shape, key, strict=True))
@@ -287,10 +293,19 @@ class KernelTables:
 
 
 @cache
+def _columns(path: Path) -> list[str]:
+    """Names of a file's columns."""
+    try:
+        return list(pq.read_schema(path).names)
+    except ArrowInvalid as error:
+        raise ConfigError(f"cost.tables: {path} is no Parquet file: {error}") from None
+
+
+@cache
 def _read(path: Path, columns: tuple[str, ...], equal: Equal) -> Rows:
     """The columns of the rows that equal these values, where the table has such columns; read once
     by a process."""
-    has = pq.read_schema(path).names
+    has = _columns(path)
     filters = [(name, "=", value) for name, value in equal if name in has]
     table = pq.read_table(path, columns=[*columns], filters=filters or None)
     if "latency" in columns:  # some are differences, within their noise
