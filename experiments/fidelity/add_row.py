@@ -97,6 +97,9 @@ def row_of(result: Row, given: Mapping[str, str]) -> dict[str, str]:
 def main(words: Sequence[str] | None = None) -> None:
     """Add the rows."""
     words = sys.argv[1:] if words is None else words
+    if {"-h", "--help"} & {*words}:
+        print(__doc__)
+        return
     pairs = [word.split("=", 1) for word in words if re.match(r"\w+=", word)]
     paths = [word for word in words if not re.match(r"\w+=", word)]
     for name, _ in pairs:

@@ -89,6 +89,7 @@ class Truth(Study):
     def analyse(self, runs: Runs) -> Analysis:
         (read, lacking), logs = answered(self._read(runs), _costs(runs)), self._logs(runs)
         jobs = runs.config["jobs"]
+        runs.say(f"planning {sum(len(table.cells) for table in read):,} rows")
         rows = truth_data.planned(read, jobs, runs.say)
         every = Points(rows).scored(_costs(runs))
         refits = None
@@ -117,7 +118,9 @@ class Truth(Study):
             listings=[*listings(every, peers), *fits, *of_logs],
             notes=[*lacking, *without, *notes(read, every, logs)],
             data=data(every, peers, refits, served),
-            drawings={"predicted": predicted, "errors": errors, **beside(shown, peers)},
+            drawings={"predicted": predicted, "errors": errors, **beside(shown, peers)}
+            if shown
+            else {},
             table=table(every),
         )
 
@@ -355,6 +358,11 @@ def _named(point: Point) -> str:
     return f"{METRICS[point.metric]} {sizes}: {signed(point.error, 0)}"
 
 
+def milliseconds(seconds: float) -> str:
+    """Four digits, or whole milliseconds."""
+    return f"{1e3 * seconds:,.0f} ms" if seconds >= 1.0 else f"{1e3 * seconds:.4g} ms"
+
+
 def _worst(title: str, group: Sequence[Point]) -> Listing:
     def times(point: Point) -> float:
         ends = sorted((point.predicted, point.measured))
@@ -364,8 +372,8 @@ def _worst(title: str, group: Sequence[Point]) -> Listing:
         {
             "row": f"{point.cell.table}: {point.cell}",
             "what": METRICS[point.metric],
-            "measured": f"{1e3 * point.measured:,.4g} ms",
-            "predicted": f"{1e3 * point.predicted:,.4g} ms",
+            "measured": milliseconds(point.measured),
+            "predicted": milliseconds(point.predicted),
             "off": signed(point.error, 0),
         }
         for point in sorted(group, key=times, reverse=True)[:FARTHEST]

@@ -159,7 +159,10 @@ def check_base(spec: StudySpec) -> None:
 def _refuse_idle(spec: StudySpec) -> None:
     """Raise ConfigError for a word that this experiment has no use for."""
     study = str(spec.composed.tree["study"])
-    owners = {"prompt": "estimate", "batch": "estimate", "record": "bench", "fit": "predict"}
+    owners = {
+        **{"prompt": "estimate", "batch": "estimate", "record": "bench", "fit": "predict"},
+        **{"requests": "predict", "run": "replay"},
+    }
     for key, owner in owners.items():
         value = spec.config[key]
         if value is not None and f"${{{key}}}" not in study:

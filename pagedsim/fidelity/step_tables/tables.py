@@ -210,6 +210,13 @@ def read_table(path: str | Path, stack: str | None = None, server: Sequence[str]
     of a server where rows name none."""
     rows, name = read_rows(path, "study.tables"), Path(path).stem
     layout = _layout(path, rows[0].values)
+    if layout.way != "loop" and (
+        of := [*server, *filter(None, (row.text("server") for row in rows))]
+    ):
+        raise ConfigError(
+            f"{of[0]}: rows of {path} are no closed loops, and have no server's protocol; "
+            "study.stack= is their stack"
+        )
     cells, left_out = [], Counter[str]()
     for row in rows:
         if (model := row.text("model")) in SHAPELESS:
@@ -293,7 +300,7 @@ def _stack(row: Row, protocol: Protocol, gpu: str) -> str:
     try:
         return stack_of(protocol.server, gpu)
     except ConfigError as error:
-        raise ConfigError(f"{row.place}: server: {error}") from error
+        raise ConfigError(f"{row.place}: {error}") from error
 
 
 def held_out(row: Row) -> bool:

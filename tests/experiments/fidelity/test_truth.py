@@ -88,6 +88,19 @@ def test_it_is_drawn(own: Path, tmp_path: Path) -> None:
     assert found["data"]["not as the table says"]
 
 
+def test_batches_have_no_server_of_the_command(own: Path, tmp_path: Path) -> None:
+    words = (*TRUTH, f"study.tables=[{own}]", "server=vllm-0.33")
+    with pytest.raises(ConfigError, match=r"server=vllm-0.33: .* study.stack= is their stack"):
+        carried_out(tmp_path / "out", *words)
+
+
+def test_a_table_of_which_nothing_fits_has_its_report(tmp_path: Path) -> None:
+    path = tmp_path / "large.csv"
+    path.write_text(f"{HEAD}\nh100,1,llama-2-70b,128,1,1.0\n")
+    found = carried_out(tmp_path / "out", *TRUTH, f"study.tables=[{path}]")
+    assert found["finding"][0].startswith("No server could run any row")
+
+
 def test_rows_of_servers_that_the_cost_model_does_not_know_are_left_out(own: Path) -> None:
     read, standing = tables([str(own)], None), Constants.standing()
 
