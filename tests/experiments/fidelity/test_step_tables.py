@@ -249,7 +249,7 @@ def test_samples_get_the_protocol_of_their_source(tmp_path: Path) -> None:
         (
             LOOP,
             "qwen3-32b,h100,,9,9,1,1,5,5,x,1,1,,,,,",
-            ":2: server: server=x: unknown; choose fr",
+            ":2: server=x: unknown; choose fr",
         ),
         (LOOP, "qwen3-32b,h100,,9,9,1,1,5,5,vllm-0.12,2,1,,,,,", ":2: shortest=2: must be a shar"),
         (LOOP, "qwen3-32b,h100,,9,9,1,1,5,5,vllm-0.12,1,0,,,,,", ":2: rounds=0: must be a whole n"),
