@@ -229,8 +229,8 @@ def finding(every: Sequence[Point], logs: Mapping[str, Scores]) -> Iterator[str]
         return
     yield (
         f"{len(every):,} measured numbers are held against simulated ones. Median errors of "
-        f"dense servers that no constant is fitted to are {_percents(medians(unseen))}; of others "
-        f"{_percents(medians(known))}."
+        f"dense servers that no constant is fitted to are {_percents(medians(unseen))}"
+        + (f"; of others {_percents(medians(known))}." if known else ".")
     )
     loops = [point for point in unseen if point.cell.protocol]
     for backend, group in by(loops, lambda point: point.cell.backend).items():

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from pagedsim.core import ConfigError, Request, Scheduler, StepPlan
-from pagedsim.experiments.fidelity import silicon
 from pagedsim.experiments.fidelity.truth_data import ALONE, DATA, tables
 from pagedsim.experiments.regenerate import RESULTS
 from pagedsim.fidelity.sheets import hardware_named, model_named, stack_named
@@ -31,6 +30,7 @@ from pagedsim.sim.cost import Roofline
 from pagedsim.sim.replica import Replica
 from pagedsim.sim.simulate import simulate
 from pagedsim.sim.stack import Stack
+from tests.experiments.fidelity import silicon
 from tests.sim.shapes import PUBLISHED, plan
 
 EVERY = sorted(DATA.glob("*.csv"))

@@ -1,6 +1,6 @@
 """Write the table of measured servers, with protocols, from AIConfigurator's samples.
 
-    python -m pagedsim.experiments.fidelity.silicon PATH/TO/silicon_sample.csv
+    python -m tests.experiments.fidelity.silicon PATH/TO/silicon_sample.csv
 
 The file comes with the wheel of aiconfigurator-core (0.12.0). Its rows say what was measured, and
 not how; `benchmark_of` adds that, by the source of a row. experiments/data/README.md has the
