@@ -70,7 +70,7 @@ class Fit(NamedTuple):
     deviations: dict[str, float]
     """Standard deviation of each logarithm, given how rows scatter."""
     rows: dict[str, int]
-    """Of each stack."""
+    """Measured numbers of each stack."""
 
 
 class LeftOut(NamedTuple):
@@ -129,8 +129,8 @@ def _stood_in(standing: Constants) -> Callable[[Replica, str], Roofline]:
 def fitted(rows: Rows, standing: Constants, pull: float = PULL) -> Fit:
     """Fit each stack to its rows; what is not fitted is as it stands."""
     whole = Fit({}, {}, {})
-    for stack, of in sorted(by(rows, lambda row: row[0].stack).items()):
-        fit = _of_stack(stack, Points(of), standing, pull)
+    for stack, of_stack in sorted(by(rows, lambda row: row[0].stack).items()):
+        fit = _of_stack(stack, Points(of_stack), standing, pull)
         values, deviations = whole.values | fit.values, whole.deviations | fit.deviations
         whole = Fit(values, deviations, whole.rows | fit.rows)
     return whole

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,7 +29,7 @@ from pagedsim.fidelity.step_tables.tables import METRICS, SHAPELESS, Cell, Table
 from pagedsim.fidelity.step_tables.times import CostOf, Point, Points
 from pagedsim.metrics.result import Listing
 from pagedsim.report.figures import FigureSpec
-from pagedsim.report.numbers import percent, signed
+from pagedsim.report.numbers import number, percent, signed
 from pagedsim.run.job import Arm
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import Analysis, Study
@@ -87,7 +88,8 @@ class Truth(Study):
         return ()
 
     def analyse(self, runs: Runs) -> Analysis:
-        (read, lacking), logs = answered(self._read(runs), _costs(runs)), self._logs(runs)
+        read, lacking = answered(self._read(runs), _costs(runs))
+        logs = self._logs(runs)
         jobs = runs.config["jobs"]
         runs.say(f"planning {sum(len(table.cells) for table in read):,} rows")
         rows = truth_data.planned(read, jobs, runs.say)
@@ -113,14 +115,13 @@ class Truth(Study):
             "the edge.",
             partial(draw_errors, shown),
         )
+        figures = {"predicted": predicted, "errors": errors, **beside(shown, peers)}
         return Analysis(
             finding=list(finding(every, served)),
             listings=[*listings(every, peers), *fits, *of_logs],
             notes=[*lacking, *without, *notes(read, every, logs)],
             data=data(every, peers, refits, served),
-            drawings={"predicted": predicted, "errors": errors, **beside(shown, peers)}
-            if shown
-            else {},
+            drawings=figures if shown else {},
             table=table(every),
         )
 
@@ -171,7 +172,7 @@ def answered(tables: Sequence[Table], cost_of: CostOf) -> tuple[list[Table], lis
 
     UnmeasuredError if there are no others.
     """
-    lacking: dict[str, int] = {}
+    lacking = Counter[str]()
     why: dict[tuple[Replica, str], str] = {}
 
     def known(cell: Cell) -> bool:
@@ -183,7 +184,7 @@ def answered(tables: Sequence[Table], cost_of: CostOf) -> tuple[list[Table], lis
             except UnmeasuredError as error:
                 why[server] = str(error)
         if reason := why[server]:
-            lacking[reason] = lacking.get(reason, 0) + 1
+            lacking[reason] += 1
         return not reason
 
     read = [table._replace(cells=[*filter(known, table.cells)]) for table in tables]
@@ -358,11 +359,6 @@ def _named(point: Point) -> str:
     return f"{METRICS[point.metric]} {sizes}: {signed(point.error, 0)}"
 
 
-def milliseconds(seconds: float) -> str:
-    """Four digits, or whole milliseconds."""
-    return f"{1e3 * seconds:,.0f} ms" if seconds >= 1.0 else f"{1e3 * seconds:.4g} ms"
-
-
 def _worst(title: str, group: Sequence[Point]) -> Listing:
     def times(point: Point) -> float:
         ends = sorted((point.predicted, point.measured))
@@ -372,8 +368,8 @@ def _worst(title: str, group: Sequence[Point]) -> Listing:
         {
             "row": f"{point.cell.table}: {point.cell}",
             "what": METRICS[point.metric],
-            "measured": milliseconds(point.measured),
-            "predicted": milliseconds(point.predicted),
+            "measured": number(1e3 * point.measured, "ms"),
+            "predicted": number(1e3 * point.predicted, "ms"),
             "off": signed(point.error, 0),
         }
         for point in sorted(group, key=times, reverse=True)[:FARTHEST]

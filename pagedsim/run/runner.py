@@ -160,8 +160,12 @@ def _refuse_idle(spec: StudySpec) -> None:
     """Raise ConfigError for a word that this experiment has no use for."""
     study = str(spec.composed.tree["study"])
     owners = {
-        **{"prompt": "estimate", "batch": "estimate", "record": "bench", "fit": "predict"},
-        **{"requests": "predict", "run": "replay"},
+        "prompt": "estimate",
+        "batch": "estimate",
+        "record": "bench",
+        "fit": "predict",
+        "requests": "calibrate",
+        "run": "replay",
     }
     for key, owner in owners.items():
         value = spec.config[key]

@@ -8,6 +8,7 @@ import io
 import os
 import subprocess
 import sys
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -159,17 +160,24 @@ def test_a_percentile_that_is_named_later_is_in_the_table(call: Call) -> None:
 # -- every experiment in conf/ says which backends serve it, and is refused with that on another---
 
 
-ONE_SIDED = {one.kind.backends: one for one in EXPERIMENTS if len(one.kind.backends) == 1}
+ONE_SIDED = {
+    experiment.kind.backends: experiment
+    for experiment in EXPERIMENTS
+    if len(experiment.kind.backends) == 1
+}
 
 
-@pytest.mark.parametrize("one", ONE_SIDED.values(), ids=lambda one: one.name)
-def test_another_backend_than_an_experiment_takes_is_refused(one: Experiment, call: Call) -> None:
-    (takes,) = one.kind.backends
+@pytest.mark.parametrize("experiment", ONE_SIDED.values(), ids=attrgetter("name"))
+def test_another_backend_than_an_experiment_takes_is_refused(
+    experiment: Experiment, call: Call
+) -> None:
+    name, kind = experiment
+    (takes,) = kind.backends
     other = "engine" if takes == "sim" else "sim"
-    code, out, errors = call(f"experiment={one.name}", f"backend={other}", "tracking=none")
+    code, out, errors = call(f"experiment={name}", f"backend={other}", "tracking=none")
     assert (code, out) == (1, "")
     assert errors == (
-        f"pagedsim: backend={other}: experiment={one.name} takes backend={takes}: {one.kind.why}\n"
+        f"pagedsim: backend={other}: experiment={name} takes backend={takes}: {kind.why}\n"
     )
 
 

@@ -210,11 +210,10 @@ def read_table(path: str | Path, stack: str | None = None, server: Sequence[str]
     of a server where rows name none."""
     rows, name = read_rows(path, "study.tables"), Path(path).stem
     layout = _layout(path, rows[0].values)
-    if layout.way != "loop" and (
-        of := [*server, *filter(None, (row.text("server") for row in rows))]
-    ):
+    servers = [*server, *(row.text("server") for row in rows if row.text("server"))]
+    if servers and layout.way != "loop":
         raise ConfigError(
-            f"{of[0]}: rows of {path} are no closed loops, and have no server's protocol; "
+            f"{servers[0]}: rows of {path} are no closed loops, and have no server's protocol; "
             "study.stack= is their stack"
         )
     cells, left_out = [], Counter[str]()

@@ -97,8 +97,8 @@ def test_batches_have_no_server_of_the_command(own: Path, tmp_path: Path) -> Non
 def test_a_table_of_which_nothing_fits_has_its_report(tmp_path: Path) -> None:
     path = tmp_path / "large.csv"
     path.write_text(f"{HEAD}\nh100,1,llama-2-70b,128,1,1.0\n")
-    found = carried_out(tmp_path / "out", *TRUTH, f"study.tables=[{path}]")
-    assert found["finding"][0].startswith("No server could run any row")
+    result = carried_out(tmp_path / "out", *TRUTH, f"study.tables=[{path}]")
+    assert result["finding"][0].startswith("No server could run any row")
 
 
 def test_rows_of_servers_that_the_cost_model_does_not_know_are_left_out(own: Path) -> None:
