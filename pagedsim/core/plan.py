@@ -18,6 +18,7 @@ from pagedsim.core.errors import PlanError
 from pagedsim.core.memory import Memory
 from pagedsim.core.memory.base import Copies, Move
 from pagedsim.core.request import Request, RequestId
+from pagedsim.core.transfers import Transfer
 
 
 class Chunk:
@@ -124,6 +125,7 @@ class StepPlan:
         "_decode_list",
         "_decodes",
         "_ending",
+        "_flushed",
         "_free_cpu_blocks",
         "_gone",
         "_held",
@@ -143,6 +145,7 @@ class StepPlan:
         "_swap_in",
         "_swap_out",
         "_swapped",
+        "_transfers",
         "_used_blocks",
         "_version",
         "_waiting",
@@ -159,6 +162,8 @@ class StepPlan:
         self._swap_out: tuple[tuple[int, int], ...] = ()
         self._copies: Copies = {}
         self._swap_in: tuple[tuple[int, int], ...] = ()
+        self._transfers: Sequence[Transfer] = ()
+        self._flushed: Sequence[int] = ()
         self._chunks: list[Chunk] = []
         self._decodes: Sequence[Request] = ()
         self._decode_list: DecodeList | None = None  # provides `decodes` until they are read
@@ -222,6 +227,20 @@ class StepPlan:
     def swap_in(self) -> tuple[tuple[int, int], ...]:
         """(CPU block, GPU block): complete before the forward pass."""
         return self._swap_in
+
+    @property
+    def transfers(self) -> Sequence[Transfer]:
+        """Copies from and to a host tier that begin with this step: loads at once, stores when it
+        has been computed, which may write what they read. It waits for none that is not `flushed`;
+        the end of each is to be reported to `Scheduler.transferred`."""
+        return tuple(self._transfers)
+
+    @property
+    def flushed(self) -> Sequence[int]:
+        """Jobs that must have ended before the step computes: of its own transfers or of earlier
+        ones. A store of its own among them reads what earlier steps computed, and begins at
+        once."""
+        return tuple(self._flushed)
 
     @property
     def chunks(self) -> tuple[Chunk, ...]:
@@ -370,8 +389,10 @@ class StepPlan:
 
     @property
     def idle(self) -> bool:
-        """Whether the step has no effect at all: none will until a request arrives or ends."""
-        return self.empty and not (self.took_memory or self._rejected)
+        """Whether the step has no effect at all: none will until a request arrives or ends, or a
+        transfer does."""
+        begun = self._transfers or self._flushed
+        return self.empty and not (self.took_memory or self._rejected or begun)
 
     @property
     def loads(self) -> list[Move]:

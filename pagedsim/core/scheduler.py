@@ -14,7 +14,7 @@ both.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any, Final, SupportsIndex
@@ -160,6 +160,12 @@ class Scheduler:
         """Whether any request is waiting, swapped, or running and not at its end."""
         idle = len(self.running) == len(self.queues.leaving)
         return bool(not idle or self.waiting or self.swapped)
+
+    @property
+    def transferring(self) -> bool:
+        """Whether any transfer is in flight, or a step is still to tell the host tier of a request
+        that has ended: steps go on until then, empty ones too."""
+        return self.memory.transferring
 
     @property
     def looks_back(self) -> bool:
@@ -400,6 +406,13 @@ class Scheduler:
             self._check_answer(plan, tokens, finished, parents, None)
         in_flight.popleft()
         return self._complete(plan, now, tokens, finished, parents)
+
+    def transferred(self, jobs: Iterable[int], now: float) -> None:
+        """Transfers have ended, in this order: those that ended while a step ran are reported
+        after it is committed or completed, and others when they end."""
+        self.queues._now = now
+        self.queues.disturbed = True  # what waits for them may go on
+        self.memory.transferred(jobs)
 
     def expect_tokens(self) -> None:
         """Declare that the executor reports sampled tokens; by default its first answer decides."""

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any, ClassVar, NamedTuple, Protocol, SupportsIndex
 
 from pagedsim.core.compiled import mypyc_attr
-from pagedsim.core.errors import ConfigError, IntegrityError, require_whole
+from pagedsim.core.errors import ConfigError, IntegrityError, PlanError, require_whole
 from pagedsim.core.memory.tier import Tier
 from pagedsim.core.request import Request
 
@@ -325,6 +325,17 @@ class Memory(ABC):
     def drain(self) -> list[Move]:
         """The moves between levels decided since the last call, in order."""
         return []
+
+    @property
+    def transferring(self) -> bool:
+        """Whether any transfer between the GPU and a host tier is in flight, or an end of a request
+        is still to be reported to the tier by a step."""
+        return False
+
+    def transferred(self, jobs: Iterable[int]) -> None:
+        """These transfers have ended, in this order."""
+        if unknown := [*jobs]:
+            raise PlanError(f"transfers {unknown} have ended that were never begun")
 
     def usage(self, requests: Iterable[Request]) -> Usage:
         """The use of slots, given the requests that hold blocks. Costs a walk over them."""

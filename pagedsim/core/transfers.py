@@ -1,0 +1,35 @@
+"""Copies of KV blocks between the GPU and a tier of host memory, which may take many steps.
+
+A scheduler decides that a transfer begins (`StepPlan.transfers`), an executor carries it out while
+steps go on, and reports its end (`Scheduler.transferred`). Until then its blocks and places are
+not given to anything else, unless the executor is told to wait for it first (`StepPlan.flushed`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import NamedTuple
+
+from pagedsim.core.request import Request
+
+
+class Direction(Enum):
+    """Whether a transfer goes to the GPU or from it."""
+
+    LOAD = "load"
+    STORE = "store"
+
+
+class Transfer(NamedTuple):
+    """One job of a copy engine: `blocks[i]` is copied from or to `places[i]`."""
+
+    job: int
+    """Its number, which loads and stores share."""
+    direction: Direction
+    request: Request | None
+    """Whose tokens these are; None: of no request that lives."""
+    blocks: Sequence[int]
+    """On the GPU."""
+    places: Sequence[int]
+    """In the host tier: blocks of the same size."""
