@@ -29,11 +29,11 @@ GB_S: Final = {
     28 * KIB: (27.5, 39.9, 44.1),
     64 * KIB: (38.8, 51.4, 51.8),
 }
-"""GB/s from the host to an H100 (PCIe 5) of one batch of so many pieces of a size by DMA (vLLM, pull
-request 42212)."""
+"""GB/s from the host to an H100 (PCIe 5) of one batch of so many pieces of a size by DMA (vLLM's
+pull request 42212)."""
 WHOLE: Final = 2 << 20
-"""Bytes of a piece from which on the bus alone counts: of 2 MB each, an H100's 64 GB/s give about 50
-by DMA and by kernel alike (vLLM's blog, 2026-01-08)."""
+"""Bytes of a piece from which on the bus alone counts: with 2 MB each, an H100's 64 GB/s give about
+50 by DMA and by kernel alike (vLLM's blog, 2026-01-08)."""
 BOTH_WAYS: Final[dict[By, float]] = {"dma": 83.4 / 100, "kernel": 68.5 / 100}
 """The share of its rate that each direction has while the other copies, too (the same)."""
 LAUNCH: Final[dict[By, float]] = {"dma": 10e-6, "kernel": 40e-6}

@@ -2,9 +2,9 @@
 
     python -m tests.experiments.fidelity.kv_copies
 
-vLLM's authors timed batches of pieces: on an A30 (PCIe 4) by DMA against a kernel (issue 57555), and
-on an H100 both ways at once (blog, 2026-01-08). The rates of DMA by size of a piece are the model
-itself (`pagedsim/sim/copies.py`); its launches were chosen with the first of these in sight.
+vLLM's authors timed batches of pieces: on an A30 (PCIe 4) by DMA against a kernel (issue 57555),
+and on an H100 both ways at once (blog, 2026-01-08). The rates of DMA by size of a piece are the
+model itself (`pagedsim/sim/copies.py`); its launches were chosen with the first of these in sight.
 """
 
 from __future__ import annotations
