@@ -227,13 +227,8 @@ def test_every_mixture_and_latent() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kernel", ["attention", "decode"])
-@pytest.mark.parametrize(
-    ("dtype", "cache"),
-    [
-        *(("bfloat16", "auto"), ("float32", "auto"), ("float32", "fp8_e4m3")),
-        *(("bfloat16", cache) for cache in FORMATS),
-    ],
-)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("cache", ["auto", "fp8_e4m3"])  # the other format has the same code
 def test_every_shape(kernel: str, dtype: str, cache: str) -> None:
     """All dims with all lengths of queries; groups and masks in turn."""
     half = dtype == "bfloat16"
@@ -252,7 +247,7 @@ def test_every_shape(kernel: str, dtype: str, cache: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_every_shape_around_attention(dtype: str) -> None:
     """Widths from a toy's to the largest Llama's; nothing spills in 32 bits either."""
     sizes, dims = (64, 896, 1024, 3584, 4096, 5120, 8192, 16384), (16, 64, 80, 128, 256)
