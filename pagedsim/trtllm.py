@@ -39,16 +39,18 @@ class TensorRTLLM(Unified):
         self.wait_share = require_number(
             "batch_wait_max_tokens_ratio", batch_wait_max_tokens_ratio, 0, high=1
         )
-        self._open_in: int | None = None  # the step that admits prompts which wait for others
+        self._waited = 0  # steps in which prompts that could start have waited for others
+        self._waited_in = -1  # the last of them
 
     def closed(self, plan: StepPlan) -> int | None:
-        return None if self._open_in is None else max(self._open_in - plan.number - 1, 0)
+        # Whether prompts fit, and which, may change with each step: all are planned.
+        return 0 if self._waited_in == plan.number else None
 
     def _serve_waiting(self, queues: Queues, plan: StepPlan, budget: int) -> None:
-        if self.wait_steps and self._waits(queues, plan, budget):
-            return
-        self._open_in = None
-        super()._serve_waiting(queues, plan, budget)
+        if self.wait_steps and self._waits(queues, budget):
+            self._waited, self._waited_in = self._waited + 1, plan.number
+        else:
+            super()._serve_waiting(queues, plan, budget)
 
     def _admit(self, queues: Queues, plan: StepPlan, budget: int) -> int:
         whole, alone = not self.chunked_context, budget == queues.max_batched_tokens
@@ -64,7 +66,7 @@ class TensorRTLLM(Unified):
             )
         return super().never_fits(queues, request)
 
-    def _waits(self, queues: Queues, plan: StepPlan, budget: int) -> bool:
+    def _waits(self, queues: Queues, budget: int) -> bool:
         """Whether prompts that could start wait for more of them."""
         waiting, decodes = queues.waiting, queues.clock.num_seqs
         if not decodes or not waiting or not self.fits(queues, waiting.head):
@@ -74,7 +76,8 @@ class TensorRTLLM(Unified):
             if prompts + request.prompt_len > budget:
                 break
             prompts += request.prompt_len
-        if self._open_in is None:
-            self._open_in = plan.number + self.wait_steps
         enough = self.wait_share * queues.max_batched_tokens
-        return plan.number < self._open_in and prompts + decodes < enough
+        if self._waited < self.wait_steps and prompts + decodes < enough:
+            return True
+        self._waited = 0
+        return False

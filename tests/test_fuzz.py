@@ -76,6 +76,14 @@ ONCE_DIFFERENT = {
         (job(1, 4), job(1, 8), job(1, 1)),
         ahead=True,
     ),
+    "prompts that wait for others, of which another comes first with the time": Simulation(
+        (Server("paged", 18, 1, "trtllm", "sjf", of="fcfs", max_seqs=6, max_wait=3),),
+        (
+            *(ONE, ONE, ONE, ONE, ONE, ONE, ONE, ONE, ONE, ONE, ONE, ONE, ONE, ONE, ONE),
+            *(job(1, 1, predicted=1), job(1, 4), job(1, 5), job(7, 4), ONE),
+        ),
+        fleet=Fleet("round_robin", ("both",)),
+    ),
     "a seat that comes free when the last step of a request begins": Simulation(
         (WIDE, replace(WIDE, memory="prefix"), WIDE, WIDE),
         (
