@@ -226,7 +226,9 @@ MEMORY = Contract(
     {
         **dict.fromkeys(("block_size", "total"), _LENGTH),
         "cpu_total": _COUNT,
-        **dict.fromkeys(("can_swap", "can_guard", "can_hold", "in_order_of_results"), SWITCH),
+        **dict.fromkeys(
+            ("can_swap", "can_guard", "can_hold", "can_offload", "in_order_of_results"), SWITCH
+        ),
         "tiers": rule("a list of Tier", lambda value: _all(value, lambda o: isinstance(o, Tier))),
         **dict.fromkeys(("shared", "cache_changes", "cached_tokens"), _COUNT),
         **dict.fromkeys(("end_of", "longest"), _LENGTH),

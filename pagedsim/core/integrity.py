@@ -17,10 +17,12 @@ def check_state(state: BatchState) -> None:
     for request in state.waiting:
         if request._tables or request._cpu_tables or request.computed:
             raise IntegrityError(f"{request!r} waits, and holds blocks")
-    for request in state.running:
+    for request in (*state.running, *state.holding):
         _check_tables(state, request)
     state.clock.check([request for request in state.running if request.decoding])
     state.memory.check(state.holders)
+    if state.connector is not None:
+        state.connector.check()
 
 
 def _check_tables(state: BatchState, request: Request) -> None:
@@ -40,6 +42,7 @@ def _check_queues(state: BatchState) -> None:
     """Each live request is in exactly one queue, the one that its state names."""
     queue_of: dict[State, Collection[Request]] = {
         State.WAITING: tuple(state.waiting),
+        State.HOLDING: tuple(state.holding),
         State.RUNNING: state.running,
         State.SWAPPED: state.swapped,
     }

@@ -49,6 +49,8 @@ class Migration:
     @property
     def detach_error(self) -> str | None:
         """Why no request can leave with its keys and values, or None."""
+        if self._queues.connector is not None:
+            return "with a host tier (offload) keys and values do not leave; choose offload=none"
         if self._memory.can_hold:
             return None
         name, batching = type(self._memory).__name__, type(self._batching).__name__

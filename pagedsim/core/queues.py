@@ -13,6 +13,7 @@ from typing import Any, Final
 from pagedsim.core.batch_state import BatchState, Limits, ServerState
 from pagedsim.core.errors import PolicyError, plain, printed
 from pagedsim.core.memory import Copies, Memory
+from pagedsim.core.offload.connector import OffloadConnector
 from pagedsim.core.plan import (
     PreemptionCause,
     Rejection,
@@ -68,6 +69,7 @@ class Queues(BatchState):
         sorts_late: bool = False,
         displacing: bool = False,
         requeues_last: bool = False,
+        connector: OffloadConnector | None = None,
     ) -> None:
         """`sorts_late`: arrivals take their place by rank only when the queue is sorted.
 
@@ -87,7 +89,8 @@ class Queues(BatchState):
             self.ranked or overrides(policy, "stale")
         )
         """Whether ranks may change between two steps."""
-        super().__init__(memory, self._waiting_queue(sorts_late, requeues_last), limits)
+        waiting, holding = (self._waiting_queue(sorts_late, requeues_last) for _ in range(2))
+        super().__init__(memory, waiting, holding, limits, connector)
         self.requeues_last = requeues_last
         self.spare = 0
         """Blocks that an admission must leave free."""
@@ -330,8 +333,16 @@ class Queues(BatchState):
         plan._rejected = (*plan._rejected, Rejection(request, reason))
         self.leave(request, State.REJECTED, reason, self._now)
 
-    def start(self, plan: StepPlan, count: int, hit: Sequence[int], allocate: bool = True) -> None:
-        """Admit the head of waiting; it computes `count` tokens after its `hit`.
+    def start(
+        self,
+        plan: StepPlan,
+        count: int,
+        hit: Sequence[int],
+        allocate: bool = True,
+        loaded: int = 0,
+    ) -> None:
+        """Admit the head of waiting; it computes `count` tokens after its `hit`, and after what is
+        `loaded` before that.
 
         Without `allocate` it gets the blocks of the hit alone, and those of the tokens are for the
         batching to allocate.
@@ -339,22 +350,52 @@ class Queues(BatchState):
         if self._keeps_ranks and self.waiting.head._arrival != self._now:
             self._ask_again(self.waiting.head, self.waiting.kept_rank(self.waiting.head))
         request = self.waiting.pop()
-        cached = len(hit) * self.memory.block_size if hit else 0
+        cached = len(hit) * self.memory.block_size + loaded if hit else loaded
         tokens = cached + count
         if request._num_seqs > 1 and rebuilds(request):
             tokens = span(request)  # a group's tables are laid out at once, others grow with chunks
         self.memory.admit(request, tokens if allocate else cached, hit)
         request._prefilled = request._found = cached
-        if request._scheduled_at is None:
-            request._scheduled_at = self._now
-            request._cached_tokens = cached
-            plan._hits = (*plan._hits, (request, cached))
+        self._note_hit(plan, request)
         self.add_to_batch(request)
         self.prefilling[request] = None
         if request._num_seqs == 1:
             plan.add_chunk(next_chunk(request, count))
         else:
             self.advance(plan, request, count)
+        if self.observing:
+            self.policy.observe(Admitted(request, self._now))
+
+    def _note_hit(self, plan: StepPlan, request: Request) -> None:
+        """Record how much of a request needs no computing when it is first admitted."""
+        if request._scheduled_at is None:
+            request._scheduled_at = self._now
+            request._cached_tokens = request._prefilled
+            plan._hits = (*plan._hits, (request, request._prefilled))
+
+    def hold_for_load(self, tokens: int, hit: Sequence[int]) -> Request:
+        """Give the head of waiting blocks for `tokens` tokens, which are loaded after its `hit`. It
+        is for the batching to put it into `holding`."""
+        request = self.waiting.pop()
+        self.memory.hold(request, tokens, hit)
+        request._prefilled = request._found = tokens
+        request._state = State.HOLDING
+        return request
+
+    def loaded(self, request: Request) -> None:
+        """What a holding request has loaded is there, and others may find it."""
+        self.memory.filled(request, request._prefilled)
+        if request._prefilled == request.num_tokens:
+            request._prefilled -= 1  # or there would be nothing to sample from
+
+    def join(self, plan: StepPlan, count: int) -> None:
+        """Admit the head of holding; it computes `count` tokens after those that it has."""
+        request = self.holding.pop()
+        self.memory.extend(request, request._prefilled + count, plan._copies)
+        self._note_hit(plan, request)
+        self.add_to_batch(request)
+        self.prefilling[request] = None
+        plan.add_chunk(next_chunk(request, count))
         if self.observing:
             self.policy.observe(Admitted(request, self._now))
 

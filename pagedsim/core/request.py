@@ -45,10 +45,11 @@ _UNHASHED: list[Hashable] = []
 
 
 class State(Enum):
-    """The state of a request. The first five are live; the last three are final."""
+    """The state of a request. The first six are live; the last three are final."""
 
     NEW = "new"
     WAITING = "waiting"
+    HOLDING = "holding"  # waits with blocks, which are loaded from a host tier
     RUNNING = "running"
     SWAPPED = "swapped"
     AWAY = "away"  # detached or withdrawn, on its way to another scheduler

@@ -46,7 +46,7 @@ class MigrationReservations:
         """Keep the blocks of a request that is detached."""
         placeholder = Placeholder(request, request._order, kept=True)
         placeholder._prefilled = request.computed
-        _pass_blocks(request, placeholder)
+        pass_blocks(request, placeholder)
         self.placeholders[request.id] = placeholder
         return placeholder
 
@@ -74,7 +74,7 @@ class MigrationReservations:
     def hand_over(self, placeholder: Placeholder) -> None:
         """Pass the blocks to the request, which is attached."""
         self._forget(placeholder)
-        _pass_blocks(placeholder, placeholder.request)
+        pass_blocks(placeholder, placeholder.request)
 
     def drop(self, placeholder: Placeholder) -> None:
         """Free the blocks held for a request."""
@@ -87,7 +87,7 @@ class MigrationReservations:
         self.awaiting_seat.pop(placeholder.id, None)
 
 
-def _pass_blocks(giver: Request, taker: Request) -> None:
+def pass_blocks(giver: Request, taker: Request) -> None:
     """Move all state that a memory keeps in a request to another."""
     taker._tables, giver._tables = giver._tables, ()
     taker._hashes, giver._hashes = giver._hashes, []

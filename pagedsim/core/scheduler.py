@@ -35,6 +35,7 @@ from pagedsim.core.errors import (
 from pagedsim.core.integrity import check_state
 from pagedsim.core.memory import Memory
 from pagedsim.core.migration import Migration
+from pagedsim.core.offload.connector import OffloadConnector
 from pagedsim.core.plan import StepPlan, Tokens, refuse_answer, refuse_parents, sampled_in
 from pagedsim.core.policy import Arrived, Policy, Preemption, overrides
 from pagedsim.core.policy_validation import validate_policy, validate_preemption
@@ -73,12 +74,14 @@ class Scheduler:
         max_batched_tokens: SupportsIndex | None = None,
         max_model_len: SupportsIndex | None = None,
         async_scheduling: object = False,
+        connector: OffloadConnector | None = None,
     ) -> None:
         """`max_model_len` bounds prompt plus output; without it, by what the memory holds.
 
         `max_batched_tokens` bounds the tokens that one step computes (only a group of sequences
         that is rebuilt, alone, under `prefill_first` may take more); without it, the batching
         chooses. With `async_scheduling` one plan may be made before the last is completed.
+        `connector` has a tier of host memory below the GPU.
         """
         self.max_seqs = require_whole("max_seqs", max_seqs, 1)
         self.async_scheduling = require_flag("async_scheduling", async_scheduling)
@@ -95,7 +98,9 @@ class Scheduler:
         )
         _validate_settings(limits, memory, policy, preemption)
         how = batching.sorts_late(policy), batching.displacing(policy)
-        queues = Queues(memory, limits, policy, preemption, *how, batching.requeues_last)
+        queues = Queues(memory, limits, policy, preemption, *how, batching.requeues_last, connector)
+        if connector is not None:
+            _validate_connector(queues, batching)
         batching.validate_limits(queues)
         kind: Any = class_of(batching)
         if kind.longest is not Batching.longest:
@@ -113,6 +118,7 @@ class Scheduler:
         self.requests: dict[RequestId, Request] = queues.requests
         self.clock = queues.clock
         self.waiting = queues.waiting
+        self.holding = queues.holding
         self.running = queues.running
         self.swapped = queues.swapped
 
@@ -157,15 +163,16 @@ class Scheduler:
 
     @property
     def runnable(self) -> bool:
-        """Whether any request is waiting, swapped, or running and not at its end."""
+        """Whether any request is waiting, holding, swapped, or running and not at its end."""
         idle = len(self.running) == len(self.queues.leaving)
-        return bool(not idle or self.waiting or self.swapped)
+        return bool(not idle or self.waiting or self.swapped or len(self.holding))
 
     @property
     def transferring(self) -> bool:
         """Whether any transfer is in flight, or a step is still to tell the host tier of a request
         that has ended: steps go on until then, empty ones too."""
-        return self.memory.transferring
+        connector = self.queues.connector
+        return connector.transferring if connector is not None else self.memory.transferring
 
     @property
     def looks_back(self) -> bool:
@@ -276,6 +283,8 @@ class Scheduler:
             self.migration.release_reservation(request)
         self.queues.in_flight.clear()
         self.queues.copies = {}
+        if (connector := self.queues.connector) is not None:
+            connector.crash()
         self.memory.forget()
         self._note_idleness(now)
         return lost
@@ -336,12 +345,16 @@ class Scheduler:
                 self.memory.unguard(now)
             if queues.expiring:
                 queues.renew_order()
+            if (connector := queues.connector) is not None:
+                connector.open(now)
             self.batching.compose(queues, plan)
+            if connector is not None:
+                connector.close(plan)
         except TypeError:
             queues.refuse_mixed_ranks()
             raise
         memory = self.memory
-        plan._waiting, plan._running = len(self.waiting), len(self.running)
+        plan._waiting, plan._running = len(self.waiting) + len(self.holding), len(self.running)
         plan._swapped = len(self.swapped)
         plan._used_blocks, plan._shared_blocks = memory.total - memory.free, memory.shared
         if memory.cpu_total:
@@ -412,7 +425,10 @@ class Scheduler:
         after it is committed or completed, and others when they end."""
         self.queues._now = now
         self.queues.disturbed = True  # what waits for them may go on
-        self.memory.transferred(jobs)
+        if (connector := self.queues.connector) is not None:
+            connector.transferred(jobs, now)
+        else:
+            self.memory.transferred(jobs)
 
     def expect_tokens(self) -> None:
         """Declare that the executor reports sampled tokens; by default its first answer decides."""
@@ -446,14 +462,19 @@ class Scheduler:
         """Apply what `dispatch` could not know: when the step ended, and what was sampled."""
         queues = self.queues
         queues._now = now
+        if queues.connector is not None:
+            queues.connector.settled(plan)
         for chunk in plan._chunks:
             request = chunk._request
             first = chunk._samples and request._first_token_at is None
             if first and request._finish_reason is None and request not in plan._gone:
                 request._first_token_at = now
         if tokens is not None:
-            for request in sampled_in(plan):
+            sampled = sampled_in(plan)
+            for request in sampled:
                 queues.append(request, tokens[request._id])
+            if queues.connector is not None and self.async_scheduling:
+                queues.connector.sampled(sampled)
         if parents:
             queues.continue_from(parents)
         if self._watched:
@@ -556,6 +577,8 @@ class Scheduler:
             return 0
         if plan._held or plan._copies or plan._swap_in or plan.took_memory or plan._rejected:
             return 0
+        if (connector := queues.connector) is not None and limit:
+            limit = connector.uneventful(plan, limit, len(self.waiting))
         limit = self._forecast.steps(plan, limit)
         after, ends = self.clock.tick + 1, self.clock.ends
         for tick in range(after, after + limit):
@@ -622,6 +645,31 @@ class Scheduler:
     def check(self) -> None:
         """Raise IntegrityError if an invariant is broken. Costs a walk over everything."""
         check_state(self.queues)
+
+
+def _validate_connector(queues: Queues, batching: Batching) -> None:
+    """Raise ConfigError for settings that do not go with a host tier."""
+    memory = queues.memory
+    if not batching.can_load:
+        raise ConfigError(
+            f"offload: {type(batching).__name__} loads nothing from a host tier; choose "
+            "batching=unified"
+        )
+    if not memory.can_offload:
+        raise ConfigError(
+            f"offload: {type(memory).__name__} has no connector to a host tier; choose "
+            "memory=paged or prefix"
+        )
+    if queues.preemption.swaps or memory.cpu_total:
+        raise ConfigError(
+            "offload: preempted requests are found in the host tier, and do not swap; choose "
+            "preemption=recompute and cpu_blocks=0"
+        )
+    if queues.displacing:
+        raise ConfigError(
+            f"offload: {type(queues.policy).__name__} lets waiting requests preempt running ones, "
+            "whose stores may be under way; choose another policy"
+        )
 
 
 def _validate_settings(

@@ -19,6 +19,7 @@ from pagedsim.core.batching import PrefillFirst, Unified
 from pagedsim.core.request import GREEDY
 from pagedsim.policies.ordering import FCFS, Priority
 from pagedsim.policies.preemption import Recompute, Swap
+from tests.conformance.offload import Host, make_connector
 
 Step: TypeAlias = dict[str, Any]
 Recording: TypeAlias = Path | ZipPath
@@ -35,6 +36,25 @@ FAMILIES = (
     "v1-prefix-priority",
     "v1-priority",
 )
+OFFLOAD_FAMILIES = (
+    "offload-abort",
+    "offload-arc",
+    "offload-async",
+    "offload-chunk",
+    "offload-decode",
+    "offload-limits",
+    "offload-livelock",
+    "offload-lru",
+    "offload-noprefix",
+    "offload-preempt",
+    "offload-priority",
+    "offload-sessions",
+    "offload-slow",
+    "offload-sync",
+    "offload-threshold",
+    "offload-tiers",
+)
+"""With a host tier (offload.py); their random workloads would need an oracle of their own."""
 NOT_COMPARED = {
     "v0-prefix": "prefill_first has the prefix cache of vLLM 0.33, not that of 0.6.6, on purpose",
     "v1-async-spec": "speculative decoding is not built",
@@ -44,7 +64,6 @@ NOT_COMPARED = {
     "v1-lora": "LoRA adapters are not built",
     "v1-mm": "images are not built",
     "v1-spec": "speculative decoding is not built",
-    "offload": "vLLM's offloading of KV blocks is not built",
     "hicache": "SGLang's host tier is not built",
     "idle-hicache": "SGLang's host tier is not built",
     "idle": "SGLang's: test_sglang.py",
@@ -54,6 +73,7 @@ NOT_COMPARED = {
 }
 """Why recordings are skipped, by the beginning of their family's name."""
 GENERATED = 7  # every generated token
+LIMITS = ("max_load_tokens", "max_offload_tokens")
 UNORDERED = frozenset({"ignored", "preempted"})  # ids without an order of their own
 
 
@@ -65,6 +85,8 @@ class Workload:
     version: int
     config: dict[str, Any]
     requests: list[dict[str, Any]]
+    silent: bool = False
+    """Whether the executor reports no tokens although prompts have some."""
 
 
 class Difference(NamedTuple):
@@ -93,7 +115,7 @@ def family_of(path: Recording) -> str:
 
 def not_compared(family: str) -> str | None:
     """Why the recordings of a family are skipped; None if they are compared, or unknown."""
-    if family in FAMILIES:
+    if family in FAMILIES + OFFLOAD_FAMILIES:
         return None
     return next(
         (why for name, why in NOT_COMPARED.items() if f"{family}-".startswith(f"{name}-")), None
@@ -101,9 +123,11 @@ def not_compared(family: str) -> str | None:
 
 
 def load(path: Recording) -> tuple[Workload, list[Step]]:
-    """A recorded workload and the steps that vLLM decided."""
+    """A recorded workload and the steps that vLLM decided, up to where it was `stuck` for long."""
     data = json.loads(gzip.decompress(path.read_bytes()))
     steps: list[Step] = data["steps"]
+    if steps:
+        steps[-1].pop("stuck", None)
     version = 0 if steps and "prefill" in steps[0] else 1
     return Workload(path.name, version, data["config"], data["requests"]), steps
 
@@ -138,15 +162,21 @@ def drive(workload: Workload, glide: bool = False, check_every: int = 1) -> Iter
 def _one_by_one(workload: Workload, glide: bool, check_every: int) -> Iterator[Step]:
     """A step is committed before the next one is planned."""
     scheduler = make_scheduler(workload)
+    host = make_host(workload, scheduler)
     record = _record_v0 if workload.version == 0 else _record_v1
     coming = arrivals(workload)
     plan: StepPlan | None = None
     now = 0
-    while coming or scheduler.unfinished:
+    while coming or scheduler.unfinished or scheduler.transferring:
         _add_arrivals(scheduler, coming, now)
-        if scheduler.unfinished:
+        gone = _abort(host, now)
+        if scheduler.unfinished or scheduler.transferring:
             plan = plan or scheduler.plan(now)
-            step = {"step": now} | record(scheduler, plan)
+            step = {"step": now} | gone | record(scheduler, plan)
+            ended: list[int] = []
+            if host:
+                step |= host.decided(plan)
+                ended = host.carry(plan, now)
             finished: list[Request] = []
             no_arrival = not coming or coming[0][0] > now + 1
             if glide and no_arrival and scheduler.uneventful(plan, 1):
@@ -154,6 +184,8 @@ def _one_by_one(workload: Workload, glide: bool, check_every: int) -> Iterator[S
             else:
                 finished = scheduler.commit(plan, now + 1, _tokens(workload, plan))
                 plan = None
+            if host:
+                step |= host.completed(ended, now)
             if now % check_every == 0:
                 scheduler.check()
             yield step | {"finished": _ids(finished)}
@@ -167,22 +199,28 @@ def _two_in_flight(workload: Workload, glide: bool, check_every: int) -> Iterato
     reports them to its workers; the call after it only completes that step.
     """
     scheduler = make_scheduler(workload)
+    host = make_host(workload, scheduler)
     coming = arrivals(workload)
     before: _Flight | None = None
     finished: Sequence[Request] = ()
     now = 0
-    while coming or scheduler.unfinished or before:
+    while coming or scheduler.unfinished or before or scheduler.transferring:
         _add_arrivals(scheduler, coming, now)
+        gone = _abort(host, now)
         flight: _Flight | None = None
         ending: Sequence[Request] | None = None
         if glide and before and _repeats(scheduler, before.plan, now):
             ending = scheduler.fast_forward_ahead(before.plan, now)  # it is this step from now on
             flight = _Flight.of(workload, scheduler, before.plan, now)
-        elif scheduler.unfinished or finished:
+        elif scheduler.unfinished or scheduler.transferring or (finished and not host):
             plan = scheduler.plan(now)
-            flight = _Flight.of(workload, scheduler, plan, now)
+            flight = _Flight.of(workload, scheduler, plan, now, host)
             scheduler.dispatch(plan)
         decided = flight.decided if flight else {"step": now}
+        if host:
+            decided = {"scheduled": None} | decided | gone
+            if flight and not before and not _open(scheduler, flight):
+                before, flight = flight, None
         result = before.result(scheduler) if before else {"updated": None, "output": []}
         if not before:
             finished = ()
@@ -190,12 +228,36 @@ def _two_in_flight(workload: Workload, glide: bool, check_every: int) -> Iterato
             finished = scheduler.complete(before.plan, now, before.tokens)
         else:
             finished = scheduler.complete_ahead(ending, now)
+        if host:
+            result["output"] = [id for id, _ in result["output"]]
+            result |= host.completed(before.ended if before else None, now)
         if now % check_every == 0:
             scheduler.check()
         if flight or before:
             yield decided | result | {"finished": _ids(finished)}
         before = flight
         now += 1
+
+
+def _open(scheduler: Scheduler, flight: "_Flight") -> bool:
+    """Whether vLLM plans another step before it takes up the result of this one."""
+    work = flight.decided["scheduled"] or scheduler.unfinished
+    return bool(work or scheduler.transferring)
+
+
+def _abort(host: Host | None, now: int) -> Step:
+    """Abort what the workload says; returns the field that tells of it."""
+    if not host or not host.aborting:
+        return {}
+    host.abort(now)
+    return {"aborted": host.aborted}
+
+
+def make_host(workload: Workload, scheduler: Scheduler) -> Host | None:
+    """What carries transfers out, if there are any."""
+    if "offload" not in workload.config:
+        return None
+    return Host(workload.config, workload.requests, scheduler)
 
 
 def _repeats(scheduler: Scheduler, plan: StepPlan, now: int) -> bool:
@@ -210,13 +272,26 @@ class _Flight(NamedTuple):
     tokens: dict[int | str, int] | None
     samplers: list[int | str]
     """The requests that it samples for, in its order."""
+    ended: list[int]
+    """The transfers that end in it."""
 
     @classmethod
-    def of(cls, workload: Workload, scheduler: Scheduler, plan: StepPlan, now: int) -> "_Flight":
+    def of(
+        cls,
+        workload: Workload,
+        scheduler: Scheduler,
+        plan: StepPlan,
+        now: int,
+        host: Host | None = None,
+    ) -> "_Flight":
         decided: Step = {"step": now} | _record_v1(scheduler, plan)
         samplers = sampled(plan)
         ids = [id for id, _ in decided["scheduled"] if id in samplers]
-        return cls(plan, decided, _tokens(workload, plan), ids)
+        ended: list[int] = []
+        if host:
+            decided |= host.decided(plan)
+            ended = host.carry(plan, now)
+        return cls(plan, decided, _tokens(workload, plan), ids, ended)
 
     def result(self, scheduler: Scheduler) -> Step:
         """What is recorded of its result, before that is processed."""
@@ -233,7 +308,7 @@ def _add_arrivals(scheduler: Scheduler, coming: list[tuple[int, Request, int]], 
 def _tokens(workload: Workload, plan: StepPlan) -> dict[int | str, int] | None:
     """What the executor reports of a step: tokens, if prompts have any."""
     tells = any("prompt" in request for request in workload.requests)
-    return sampled(plan) if tells else None
+    return sampled(plan) if tells and not workload.silent else None
 
 
 def make_scheduler(workload: Workload) -> Scheduler:
@@ -249,6 +324,7 @@ def make_scheduler(workload: Workload) -> Scheduler:
         max_batched_tokens=config["max_batched_tokens"],
         max_model_len=_max_model_len(config),
         async_scheduling=config.get("async_scheduling", False),
+        connector=make_connector(config) if "offload" in config else None,
     )
 
 
@@ -273,6 +349,7 @@ def arrivals(workload: Workload) -> list[tuple[int, Request, int]]:
                 _params(workload.config, entry),
                 arrival=position,
                 priority=entry.get("priority", 0),
+                extra={name: entry[name] for name in LIMITS if entry.get(name) is not None},
             ),
             entry["output_len"],
         )
@@ -291,7 +368,11 @@ def _params(config: dict[str, Any], entry: dict[str, Any]) -> SamplingParams:
 
 def prompt(entry: dict[str, Any]) -> list[int]:
     """The tokens of a prompt that is given as [stream, length] runs."""
-    tokens = [stream * 100_003 + i for stream, length in entry["prompt"] for i in range(length)]
+    tokens = [
+        GENERATED if stream < 0 else stream * 100_003 + i
+        for stream, length in entry["prompt"]
+        for i in range(length)
+    ]
     return tokens[: entry["prompt_len"]]
 
 

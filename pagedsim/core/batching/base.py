@@ -36,6 +36,8 @@ class Batching(ABC):
     requeues_last: ClassVar[bool] = False
     """Whether a preempted request returns to the end of the waiting queue, where requests of equal
     rank keep their places; else to the front, and equal ranks are in order of arrival."""
+    can_load: ClassVar[bool] = False
+    """Whether it asks a connector what waiting requests may load from a host tier."""
     joins_midway: ClassVar[bool] = True
     """Whether a request may join the batch with its keys and values (migration)."""
 

@@ -12,6 +12,8 @@ from pagedsim.core.batching.base import AdmissionChanges, Batching
 from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.errors import require_whole
 from pagedsim.core.memory import Fit
+from pagedsim.core.offload.admission import LoadingAdmission
+from pagedsim.core.offload.connector import OffloadConnector
 from pagedsim.core.plan import StepPlan, prefill_left, prefill_tokens, span
 from pagedsim.core.queues import Queues
 from pagedsim.core.request import Request
@@ -25,6 +27,7 @@ class Unified(Batching):
 
     admission_changes: ClassVar[AdmissionChanges] = "never"
     grows_first = True
+    can_load = True
 
     def __init__(self, long_prefill_token_threshold: SupportsIndex = 0) -> None:
         """A step computes no more tokens of one prompt than the threshold; 0: no such bound."""
@@ -40,7 +43,10 @@ class Unified(Batching):
             self.displace(queues, plan)
         budget = self._serve_running(queues, plan)
         if not plan.took_memory:
-            self._serve_waiting(queues, plan, budget)
+            if queues.connector is None:
+                self._serve_waiting(queues, plan, budget)
+            else:
+                self._serve_with_loads(queues, plan, budget, queues.connector)
         queues.decode(plan)
 
     def never_fits(self, queues: Queues, request: Request) -> str | None:
@@ -75,7 +81,7 @@ class Unified(Batching):
 
         `all_decode`: decoding requests are served already, and `batch` has the others.
         """
-        memory = queues.memory
+        memory, connector = queues.memory, queues.connector
         served: set[Request] = set()
         for request in tuple(batch):
             if request not in queues.running or request in queues.leaving:
@@ -86,8 +92,11 @@ class Unified(Batching):
             tokens = request.computed + count
             if not request.decoding:  # a group's work is more than the length of any sequence
                 tokens = min(tokens, span(request))
+            stopped = False
             while memory.blocks_needed(request, tokens) > memory.free:
                 victim = queues.choose_victim(tuple(queues.running), request)
+                if stopped := connector is not None and connector.in_flight(victim):
+                    break  # a step under way uses its blocks
                 decoded = victim.num_seqs if victim.decoding else 0
                 chunked = queues.preempt(plan, victim, request)
                 budget += chunked
@@ -103,6 +112,8 @@ class Unified(Batching):
                     queues.advance(plan, request, count)
                 budget -= cost
                 served.add(request)
+            if stopped:
+                break
         if not all_decode:
             plan.hold([request for request in queues.decoding() if request not in served])
         return budget
@@ -130,6 +141,19 @@ class Unified(Batching):
             if not taken:
                 break
             budget -= taken
+
+    def _serve_with_loads(
+        self, queues: Queues, plan: StepPlan, budget: int, connector: OffloadConnector
+    ) -> None:
+        """The same where tokens may come from a host tier."""
+        queues.waiting.arrange()
+        admission = LoadingAdmission(queues, connector, plan, self.longest_chunk, self.refused)
+        while budget > 0 and queues.seats < queues.max_seqs:
+            taken = admission.admit(budget)
+            if not taken:
+                break
+            budget -= taken
+        admission.end()
 
     def _resume(self, queues: Queues, plan: StepPlan, budget: int) -> int:
         """Resume one request; returns the tokens that it gets, 0 if it does not fit."""

@@ -79,6 +79,8 @@ class Memory(ABC):
     can_guard: ClassVar[bool] = False
     can_hold: ClassVar[bool] = False
     """Whether blocks can be held for requests in migration."""
+    can_offload: ClassVar[bool] = False
+    """Whether a connector to a host tier knows how its blocks are given and found."""
     in_order_of_results: ClassVar[bool] = False
     """Whether `filled` is called when the result of a prompt is known, and when a request ends, in
     the order of the batch."""

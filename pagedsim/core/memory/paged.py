@@ -50,6 +50,7 @@ class PagedMemory(Memory):
 
     can_swap = True
     can_hold = True
+    can_offload = True
 
     def __init__(
         self,
@@ -100,7 +101,7 @@ class PagedMemory(Memory):
         """Give up one reference to each of `blocks`."""
         if self._shared:
             blocks = [block for block in blocks if self._unreferenced(block)]
-        self._free += blocks[::-1]
+        self._free += blocks  # the last block of a table is the first to be reused
 
     def _unreferenced(self, block: int) -> bool:
         """Give up one reference; True if it was the last."""

@@ -57,7 +57,7 @@ def page_keys(request: Request, blocks: int, size: int, with_tokens: bool) -> li
     if request._hashed_by != size:
         request._hashes, request._hashed_by = [], size
     keys = request._hashes
-    if len(keys) < blocks:
+    if len(keys) < blocks and request._prompt is not None:
         add_keys(keys, request, min(blocks, known_tokens(request, with_tokens) // size), size)
     if len(keys) < blocks:
         request._mark = request._mark or object()
@@ -192,7 +192,7 @@ class PrefixMemory(PagedMemory):
             blocks = [block for block in blocks if self._unreferenced(block)]
         known = [block for block in blocks if self._key_of[block] is not None]
         if len(known) < len(blocks):
-            self._free += [block for block in reversed(blocks) if self._key_of[block] is None]
+            self._free += [block for block in blocks if self._key_of[block] is None]
         if self._pins.until:
             known = [block for block in reversed(known) if not self._pins.takes(block)][::-1]
         if known:

@@ -43,6 +43,8 @@ class TieredMemory(PrefixMemory):
     counted through, those of the first tier first.
     """
 
+    can_offload = False
+
     def __init__(
         self,
         blocks: SupportsIndex,

@@ -1,0 +1,13 @@
+"""vLLM's KV offloading: a tier of host memory below the GPU, to which blocks are copied and back.
+
+Start reading at `connector.py`; `admission.py` is how waiting requests meet it.
+"""
+
+from pagedsim.core.compiled import own_abc_registry
+from pagedsim.core.offload.connector import OffloadConnector
+from pagedsim.core.offload.eviction import ARC, LRU, ChunkEviction
+from pagedsim.core.offload.lower import LowerTier
+
+__all__ = ["ARC", "LRU", "ChunkEviction", "LowerTier", "OffloadConnector"]
+
+own_abc_registry(ChunkEviction, "insert", "choose")

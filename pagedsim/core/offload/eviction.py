@@ -1,0 +1,193 @@
+"""The orders in which the host tier evicts chunks: vLLM's LRU and ARC."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Collection, Hashable, Iterator, Sequence
+from heapq import heapify, heappop, heappush
+from typing import Final
+
+from pagedsim.core.compiled import mypyc_attr
+from pagedsim.core.offload.account import Account
+
+WRITING: Final = -1
+
+
+class HostChunk:
+    """A chunk in the host tier."""
+
+    __slots__ = ("key", "place", "rank", "readers")
+
+    def __init__(self, key: Hashable, place: int) -> None:
+        self.key = key
+        self.place = place  # its number among the places of the tier
+        self.readers = WRITING  # transfers that read it; WRITING: its content is not there yet
+        self.rank = (0, 0)  # used by LRU; -1: it was evicted
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class ChunkEviction(ABC):
+    """The order of eviction of one tier. Chunks that are written or read are not evicted.
+
+    Accesses are counted once for each chunk and request: when the request loads it, and when it
+    offers it, unless a copy is still being written.
+    """
+
+    capacity: int = 0
+    """Chunks of the tier, which sets it."""
+
+    @abstractmethod
+    def insert(self, chunk: HostChunk, account: Account) -> None:
+        """A request's chunk is new in the tier."""
+
+    @abstractmethod
+    def choose(self, count: int, protected: Collection[Hashable]) -> Sequence[HostChunk] | None:
+        """Evict so many, none of them protected; None if there are fewer, and none is evicted."""
+
+    def access(self, chunks: Sequence[HostChunk], account: Account) -> None:
+        """A request accesses chunks for the first time; also called without any that is here."""
+
+    def miss(self, keys: Sequence[Hashable]) -> None:
+        """A request is about to store these for the first time, in this order."""
+
+    def finish(self, chunks: Sequence[HostChunk], account: Account) -> None:
+        """A request has ended; `chunks` are those that it accessed and that are still here, from
+        its last one to its first."""
+
+
+class LRU(ChunkEviction):
+    """By the time of a request's first access, and once it has ended by that of its end; of one
+    request the tail goes before the head."""
+
+    def __init__(self) -> None:
+        self._time = 0
+        self._pushed = 0
+        self._count = 0
+        # An item whose rank is not that of its chunk is out of date.
+        self._heap: list[tuple[tuple[int, int], int, HostChunk]] = []
+
+    def _number(self, account: Account) -> int:
+        if not account.number:
+            self._time += 1
+            account.number = self._time
+        return account.number
+
+    def _push(self, chunk: HostChunk, rank: tuple[int, int]) -> None:
+        chunk.rank = rank
+        self._pushed += 1
+        if len(self._heap) > 64 + 4 * self._count:
+            self._heap = [item for item in self._heap if item[2].rank == item[0]]
+            heapify(self._heap)
+        heappush(self._heap, (rank, self._pushed, chunk))
+
+    def insert(self, chunk: HostChunk, account: Account) -> None:
+        self._count += 1
+        self._push(chunk, (self._number(account), -account.accessed[chunk.key]))
+
+    def access(self, chunks: Sequence[HostChunk], account: Account) -> None:
+        number = self._number(account)
+        for chunk in chunks:
+            rank = (number, -account.accessed[chunk.key])
+            if rank > chunk.rank:
+                self._push(chunk, rank)
+
+    def finish(self, chunks: Sequence[HostChunk], account: Account) -> None:
+        for chunk in chunks:
+            self._time += 1
+            self._push(chunk, (self._time, 0))
+
+    def choose(self, count: int, protected: Collection[Hashable]) -> Sequence[HostChunk] | None:
+        heap = self._heap
+        chosen: list[tuple[tuple[int, int], int, HostChunk]] = []
+        passed: list[tuple[tuple[int, int], int, HostChunk]] = []
+        while heap and len(chosen) < count:
+            item = heappop(heap)
+            rank, _, chunk = item
+            if rank != chunk.rank:
+                continue
+            fit = not chunk.readers and chunk.key not in protected
+            (chosen if fit else passed).append(item)
+        complete = len(chosen) == count
+        for item in passed if complete else passed + chosen:
+            heappush(heap, item)
+        if not complete:
+            return None
+        for _, _, chunk in chosen:
+            chunk.rank = (-1, 0)
+        self._count -= count
+        return [chunk for _, _, chunk in chosen]
+
+
+class ARC(ChunkEviction):
+    """Adaptive replacement (Megiddo and Modha, FAST'03): chunks used once and chunks used again are
+    two lists, whose shares follow from which of them would have hit had it been longer."""
+
+    def __init__(self) -> None:
+        self.once: OrderedDict[Hashable, HostChunk] = OrderedDict()
+        self.again: OrderedDict[Hashable, HostChunk] = OrderedDict()
+        self.once_ghosts: OrderedDict[Hashable, None] = OrderedDict()
+        self.again_ghosts: OrderedDict[Hashable, None] = OrderedDict()
+        self.target = 0.0
+        """Chunks that `once` may have before it is evicted from."""
+
+    def insert(self, chunk: HostChunk, account: Account) -> None:
+        self.once[chunk.key] = chunk
+        self.once_ghosts.pop(chunk.key, None)
+        self.again_ghosts.pop(chunk.key, None)
+
+    def miss(self, keys: Sequence[Hashable]) -> None:
+        once, again = self.once_ghosts, self.again_ghosts
+        for key in reversed(keys):
+            if key in once:
+                self.target = min(self.target + max(1.0, len(again) / len(once)), self.capacity)
+                once.move_to_end(key)
+            elif key in again:
+                self.target = max(self.target - max(1.0, len(once) / len(again)), 0.0)
+                again.move_to_end(key)
+
+    def finish(self, chunks: Sequence[HostChunk], account: Account) -> None:
+        for chunk in chunks:
+            key = chunk.key
+            if key in account.reused:
+                self.once.pop(key, None)
+                self.again[key] = chunk
+                self.again.move_to_end(key)
+            elif key in account.inserted:
+                (self.once if key in self.once else self.again).move_to_end(key)
+
+    def choose(self, count: int, protected: Collection[Hashable]) -> Sequence[HostChunk] | None:
+        ones, others = _evictable(self.once, protected), _evictable(self.again, protected)
+        one, other = next(ones, None), next(others, None)
+        left, chosen = len(self.once), list[HostChunk]()
+        for _ in range(count):
+            if one is not None and (left >= int(self.target) or other is None):
+                chosen.append(one)
+                one, left = next(ones, None), left - 1
+            elif other is not None:
+                chosen.append(other)
+                other = next(others, None)
+            else:
+                return None
+        for chunk in chosen:
+            if self.once.pop(chunk.key, None) is not None:
+                self.once_ghosts[chunk.key] = None
+            else:
+                del self.again[chunk.key]
+                self.again_ghosts[chunk.key] = None
+        for ghosts_of in (self.once_ghosts, self.again_ghosts):
+            while len(ghosts_of) > self.capacity:
+                ghosts_of.popitem(last=False)
+        return chosen
+
+
+def _evictable(
+    chunks: OrderedDict[Hashable, HostChunk], protected: Collection[Hashable]
+) -> Iterator[HostChunk]:
+    """Those of a list that can be evicted, the oldest first."""
+    for chunk in chunks.values():
+        if not chunk.readers and chunk.key not in protected:
+            yield chunk
+
+
+ORDERS: Final[dict[str, type[ChunkEviction]]] = {"lru": LRU, "arc": ARC}

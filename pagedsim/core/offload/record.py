@@ -1,0 +1,61 @@
+"""What a connector decided with one step, for whoever wants to look at it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from pagedsim.core.request import RequestId
+
+
+class Lookup(NamedTuple):
+    """A question for a waiting request, and the answer."""
+
+    request: RequestId
+    hit: int
+    """Tokens that the GPU has."""
+    tokens: int
+    """Tokens beyond these that can be loaded; -1: deferred."""
+    why: str
+    """Why it was deferred: `own` transfers are in flight; `pending`: a chunk is still written, or a
+    tier does not know yet; `loading`: another request loads a chunk now."""
+
+
+class Found(NamedTuple):
+    """Tokens by where they come from, at an admission or when a load begins."""
+
+    request: RequestId
+    gpu: int
+    host: int
+    lower: Sequence[int]
+    """By tier below the host tier."""
+
+
+class Moved(NamedTuple):
+    """A job of a tier below the host tier."""
+
+    request: RequestId
+    keys: Sequence[Hashable]
+    tier: int
+    job: int
+    """Of a counter of its own."""
+
+
+@dataclass
+class OffloadStep:
+    """What was decided with one step; cascades come when it ends."""
+
+    lookups: list[Lookup] = field(default_factory=list)
+    found: list[Found] = field(default_factory=list)
+    refused: list[RequestId] = field(default_factory=list)
+    """Requests whose offer found no room."""
+    inserted: list[Hashable] = field(default_factory=list)
+    """Keys of chunks that the host tier got a place for, in order."""
+    evicted: list[Hashable] = field(default_factory=list)
+    held_back: int = 0
+    """Chunks that were not offered often enough."""
+    promotions: list[Moved] = field(default_factory=list)
+    cascades: list[Moved] = field(default_factory=list)
+    collected: list[int] = field(default_factory=list)
+    """Jobs of lower tiers that have ended."""
