@@ -41,7 +41,7 @@ from pagedsim.policies.admission import Cap, Reserve
 from pagedsim.policies.aging import Aging
 from pagedsim.policies.autoscaling import Autoscaler, Freeness, KVUse, Queue
 from pagedsim.policies.continuum import Continuum
-from pagedsim.policies.eviction import ARC, FIFO, FILO, LFU, LRU, MRU, SLRU, PriorityLRU
+from pagedsim.policies.eviction import ARC, FIFO, FILO, LFU, LRU, MRU, SLRU, KVFlow, PriorityLRU
 from pagedsim.policies.fairness import DRR, VTC
 from pagedsim.policies.ltr import LTR
 from pagedsim.policies.mlfq import MLFQ, PLAS, SkipJoin
@@ -49,6 +49,7 @@ from pagedsim.policies.ordering import EDF, FCFS, HRRN, LOF, SJF, SRPT, Priority
 from pagedsim.policies.past_future import PastFuture
 from pagedsim.policies.preemption import Cheapest, Recompute, Swap
 from pagedsim.policies.prefix_order import DFSWeight, LongestPrefix, TokenHRRN
+from pagedsim.policies.program_aware import ProgramAware
 from pagedsim.policies.routing.conductor import Conductor
 from pagedsim.policies.routing.dynamo import Dynamo, LMetric
 from pagedsim.policies.routing.llm_d import LlmD
@@ -68,6 +69,7 @@ from pagedsim.policies.routing.simple import (
 from pagedsim.policies.routing.splitwise import Splitwise
 from pagedsim.policies.routing.sticky import Sticky
 from pagedsim.policies.routing.vllm_dp import VllmDP
+from pagedsim.policies.session_affinity import SessionAffinity
 from pagedsim.policies.slo import SLO
 from pagedsim.policies.victims import VictimRule
 from pagedsim.sglang import RadixMemory, SGLang
@@ -107,6 +109,8 @@ POLICIES: Mapping[str, type[Policy]] = {
     "skip_join": SkipJoin,
     "plas": PLAS,
     "continuum": Continuum,
+    "session_affinity": SessionAffinity,
+    "program_aware": ProgramAware,
     "edf": EDF,
     "slo": SLO,
     "lpm": LongestPrefix,
@@ -151,6 +155,7 @@ EVICTIONS: Mapping[str, type[EvictionPolicy]] = {
     "priority": PriorityLRU,
     "slru": SLRU,
     "arc": ARC,
+    "kvflow": KVFlow,
 }
 ROUTERS: Mapping[str, type[Router]] = {
     "round_robin": RoundRobin,

@@ -1,11 +1,14 @@
-"""Orders in which a cache evicts: those of SGLang's radix tree, and ARC as in vLLM's offloading."""
+"""Orders in which a cache evicts: those of SGLang's radix tree, ARC as in vLLM's offloading, and
+KVFlow's."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Hashable, Sequence
+from math import inf
 
 from pagedsim.core import CacheEntry, EvictionPolicy, Request
-from pagedsim.core.errors import require_whole
+from pagedsim.core.errors import RequestError, is_number, require_whole, shown
 from pagedsim.core.request import Rank
 
 
@@ -127,3 +130,64 @@ class ARC(EvictionPolicy):
             ghosts[key] = None
         while len(ghosts) > self.capacity:
             del ghosts[next(iter(ghosts))]
+
+
+STEPS = "steps_to_execution"
+"""What a request calls it in `extra`."""
+
+
+class KVFlow(EvictionPolicy):
+    """What is used again in the most steps goes first, and before it what nobody says is used
+    again; of equal ones, the least recently used.
+
+    A request says in `extra["steps_to_execution"]` after how many steps of its session the next
+    call begins with what it computes; without it, none does. Content of several sessions has the
+    fewest steps that one of them says. Of a session the last turn counts that used the content, and
+    of calls in parallel the fewest steps.
+
+    Our reading: steps are those at the time of a call, since a request says nothing of the calls of
+    others; KVFlow's client renews the steps of all agents as its workflow goes on. Loading ahead of
+    the next step is not part of it.
+    """
+
+    paper = "Pan et al., KVFlow, NeurIPS 2025 (2507.07400): the order of its eviction"
+
+    def __init__(self) -> None:
+        # The turn and the steps that each session said last, by content.
+        self._said: defaultdict[Hashable, dict[str, tuple[int, float]]] = defaultdict(dict)
+
+    def rank(self, entry: CacheEntry) -> Rank:
+        said = self._said.get(entry.keys[-1], {}).values()
+        return -min((steps for _, steps in said), default=inf), entry.last_use
+
+    def inserted(self, entry: CacheEntry, request: Request | None) -> None:
+        if request is None or request.session is None:
+            return
+        steps, turn, session = _steps(request), request.turn, request.session
+        for key in entry.keys:
+            said = self._said[key]
+            before, fewest = said.get(session, (turn, inf))
+            if turn >= before:
+                said[session] = turn, min(steps, fewest) if turn == before else steps
+
+    used = inserted
+
+    def removed(self, entry: CacheEntry, evicted: bool) -> None:
+        for key in entry.keys:
+            self._said.pop(key, None)
+
+
+def _steps(request: Request) -> float:
+    """Steps until its session's next call begins with what it computes; infinity if none does."""
+    given = request.extra.get(STEPS)
+    if given is None:
+        return inf
+    try:
+        steps = float(given)  # a column of a CSV file has texts
+    except (TypeError, ValueError):
+        steps = -1.0
+    if not (is_number(steps) and steps >= 0):
+        raise RequestError(
+            f"request {request.id!r}: extra.{STEPS}={shown(given)}: must be a number of at least 0"
+        )
+    return steps

@@ -21,6 +21,7 @@ from pagedsim.core import (
     PagedsimError,
     PrefixMemory,
     Request,
+    RequestError,
     Tier,
     TieredMemory,
 )
@@ -62,6 +63,7 @@ ORDERS: dict[str, Callable[[Record], Any]] = {
     "lfu": lambda r: (r.uses, r.used),
     "priority": lambda r: (-r.priority, r.used),
     "slru": lambda r: (1 if r.uses >= 2 else 0, r.used),
+    "kvflow": lambda r: r.used,  # where no request says steps; else see below
 }
 
 
@@ -351,6 +353,65 @@ def test_a_priority_goes_down_with_what_is_evicted() -> None:
         for text in range(5)
     ]
     assert found == [1, 0, 1, 1, 1]  # the least urgent, not the oldest
+
+
+# -- by the distance of the next step --------------------------------------------------------------
+
+
+def says(session: str, text: int, turn: int = 1, steps: Any = None) -> Request:
+    """A call whose prompt is a block of a text and a token more; steps until the session's next."""
+    extra = {} if steps is None else {"steps_to_execution": steps}
+    prompt = [*(100 * text + at for at in range(SIZE)), -1]
+    return Request(f"{session} {turn} {steps}", prompt, session=session, turn=turn, extra=extra)
+
+
+def evicted(memory: Any, calls: Sequence[Request]) -> str:
+    """The texts of calls that came and went one after another, in the order of eviction."""
+    for request in calls:
+        memory.admit(request, request.num_tokens, memory.lookup(request))
+        memory.filled(request, request.num_tokens)
+        memory.release(request)
+    order = ""
+    for number in range(memory.total):
+        memory._take(1) if isinstance(memory, PrefixMemory) else memory.reclaim(number + 1)
+        gone = [text for text in "012" if not memory.lookup(says("x", int(text)))]
+        order += "".join(sorted(set(gone) - set(order)))
+    return order
+
+
+@pytest.mark.parametrize("kind", ["prefix", "radix"])
+@pytest.mark.parametrize(
+    ("calls", "order"),
+    [
+        # The farthest goes first, and before it what nobody says is used again.
+        ([("a", 0, 1, 1), ("b", 1, 1, 3), ("c", 2, 1, None)], "210"),
+        # Of equal ones the least recently used; what a CSV file has is a text.
+        ([("a", 0, 1, 2), ("b", 1, 1, "2.0"), ("c", 2, 1, 0)], "012"),
+        # Sessions a and b end; c has said that it uses the text of b again.
+        (
+            [
+                *(("a", 0, 1, 1), ("b", 1, 1, 1), ("c", 1, 1, 5)),
+                *(("a", 0, 2, None), ("b", 1, 2, None), ("d", 2, 1, 9)),
+            ],
+            "021",
+        ),
+        # Of calls in parallel the soonest counts, and a call of an earlier turn no more.
+        (
+            [("a", 0, 2, 1), ("a", 0, 2, None), ("a", 0, 1, 9), ("b", 1, 1, 2), ("c", 2, 1, 3)],
+            "210",
+        ),
+    ],
+)
+def test_what_is_used_again_soonest_is_kept(kind: str, calls: Any, order: str) -> None:
+    memory = make_memory(kind, blocks=16, block_size=SIZE, eviction="kvflow")
+    assert evicted(memory, [says(*call) for call in calls]) == order
+
+
+@pytest.mark.parametrize("steps", [-1, "soon", [1], float("nan")])
+def test_steps_that_cannot_be(steps: Any) -> None:
+    memory: Any = make_memory("prefix", blocks=4, block_size=SIZE, eviction="kvflow")
+    with pytest.raises(RequestError, match=r"extra\.steps_to_execution=.*: must be a number of at"):
+        evicted(memory, [says("a", 0, steps=steps)])
 
 
 # -- what a class of one's own may say, and where it is said ---------------------------------------

@@ -35,6 +35,8 @@ from pagedsim.policies.mlfq import MLFQ, PLAS, SkipJoin
 from pagedsim.policies.ordering import SRPT
 from pagedsim.policies.past_future import PastFuture
 from pagedsim.policies.prefix_order import LongestPrefix
+from pagedsim.policies.program_aware import ProgramAware
+from pagedsim.policies.session_affinity import SessionAffinity
 from pagedsim.sim.simulate import simulate
 from tests.cluster.fleets import whole
 from tests.core.cases import Job as Coming
@@ -132,6 +134,30 @@ PAIRS = {
             {"ttl": st.sampled_from([0.0, 0.02, 0.1]), "window": st.sampled_from([1, 3])}
         ),
         cached=True,
+    ),
+    "session_affinity": Pair(
+        SessionAffinity,
+        queues.SessionAffinity,
+        st.fixed_dictionaries(
+            {
+                "window": st.sampled_from([2, 4, 32]),
+                "min_blocks": st.sampled_from([1, 2]),
+                "max_wait": st.sampled_from([0.02, 0.2, 9.0]),
+                "ttl": st.sampled_from([0.0, 0.05, 60.0]),
+            }
+        ),
+        cached=True,
+    ),
+    "program_aware": Pair(
+        ProgramAware,
+        queues.ProgramAware,
+        st.fixed_dictionaries(
+            {
+                "service": st.sampled_from([0.0, 0.7310585]),
+                "wait": st.sampled_from([0.0, 0.2689414]),
+                "half_life": st.sampled_from([0.0, 0.05, 60.0]),
+            }
+        ),
     ),
     "lpm": Pair(
         LongestPrefix,

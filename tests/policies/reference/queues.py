@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from math import inf
 
-from pagedsim.core import Arrived, Left, Request, ServerState
+from pagedsim.core import Admitted, Arrived, Left, Preempted, Request, ServerState
+from pagedsim.core.policy import RankChanges
 from pagedsim.core.request import State
 from tests.policies.reference.log import Entry, Logged
 
@@ -166,3 +167,105 @@ class Continuum(Logged):
 def answers(entry: Entry) -> bool:
     """Whether a request leaves with an answer, neither rejected nor aborted nor for elsewhere."""
     return isinstance(entry.event, Left) and entry.state is State.FINISHED
+
+
+class SessionAffinity(Logged):
+    """vLLM's proposal: of the queue's beginning, a call whose session ran lately goes first.
+
+    Ranks are those at the beginning of a step. Here, other than there, a session that runs counts
+    as the last that ran, and one that does not by when it left the batch.
+    """
+
+    rank_changes: RankChanges = "when stale"
+
+    def __init__(
+        self, window: int = 32, min_blocks: int = 1, max_wait: float = 0.5, ttl: float = 60.0
+    ) -> None:
+        super().__init__()
+        self.window, self.min_blocks, self.max_wait, self.ttl = window, min_blocks, max_wait, ttl
+        self.promoted: Request | None = None
+
+    def stale(self, state: ServerState) -> bool:
+        self.state = state
+        if state.sequences < state.max_seqs:
+            self.promoted = self.chosen(state)
+        return True
+
+    def rank(self, request: Request, state: ServerState) -> int:
+        if request.preemptions:
+            return -1
+        return 0 if request is self.promoted else 1
+
+    def chosen(self, state: ServerState) -> Request | None:
+        queue = waiting(self.log)[: self.window]
+        if any(one.preemptions for one in waiting(self.log)):
+            return None
+        if not queue or state.now - (queue[0].arrival or 0.0) >= self.max_wait:
+            return None
+        keys = []
+        for place, one in enumerate(queue):
+            blocks, ran = state.cached_tokens(one) // state.block_size, self.ran(one.session)
+            if place and ran >= state.now - self.ttl and blocks >= self.min_blocks:
+                keys.append((blocks, ran, -place))
+        return queue[-max(keys)[2]] if keys else None
+
+    def ran(self, session: str | None) -> float:
+        """When a session was in the batch; infinite if it is."""
+        last, times = dict[Request, Entry](), [-inf]
+        for entry in self.log:
+            if entry.request.session == session is not None:
+                before = last.get(entry.request)
+                if before is not None and isinstance(before.event, Admitted):
+                    times.append(entry.now)
+                last[entry.request] = entry
+        return inf if any(isinstance(e.event, Admitted) for e in last.values()) else times[-1]
+
+
+class ProgramAware(Logged):
+    """llm-d: the score of each program that waits, from all that its requests had."""
+
+    rank_changes: RankChanges = "when stale"
+
+    def __init__(self, service: float = 0.8, wait: float = 0.2, half_life: float = 60.0) -> None:
+        super().__init__()
+        self.weights, self.half_life = (service, wait), half_life
+        self.seen: list[Entry] = []  # at the beginning of the step
+        self.now = 0.0
+
+    def stale(self, state: ServerState) -> bool:
+        self.state, self.seen, self.now = state, list(self.log), state.now
+        return True
+
+    def rank(self, request: Request, state: ServerState) -> float:
+        heads = dict[str | None, Request]()
+        for one in sorted(waiting(self.seen), key=self.waited, reverse=True):
+            heads.setdefault(one.session, one)
+        served = scaled(self.had(request.session), list(map(self.had, heads)))
+        waits = scaled(self.waited(request), list(map(self.waited, heads.values())))
+        service, wait = self.weights
+        return -(service * (1 - served) + wait * waits)
+
+    def waited(self, request: Request) -> float:
+        return self.now - (request.arrival or 0.0)
+
+    def had(self, program: str | None) -> float:
+        """Tokens of a program's finished requests, each as old as its end."""
+        total = 0.0
+        for entry in self.seen:
+            if answers(entry) and entry.request.session == program:
+                age = (self.now - entry.now) / self.half_life if self.half_life else 0.0
+                total += (entry.request.prompt_len + 2 * entry.request.generated) / 2**age
+        return total
+
+
+def scaled(value: float, among: list[float]) -> float:
+    """A value on the scale of the least of some, 0, to the most of them, 1."""
+    if not among or min(among) == max(among):
+        return 0.5
+    return (value - min(among)) / (max(among) - min(among))
+
+
+def waiting(log: list[Entry]) -> list[Request]:
+    """The requests whose last event brought them into the queue, in order of arrival."""
+    last = {entry.request: entry.event for entry in log}
+    return [one for one, event in last.items() if isinstance(event, (Arrived, Preempted))]
