@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from pagedsim.core import ConfigError
 from pagedsim.policies.program_aware import ProgramAware
 from pagedsim.policies.session_affinity import SessionAffinity
 from tests.policies.served import Job, served, started
@@ -126,20 +125,3 @@ def test_a_program_is_charged_when_its_request_ends() -> None:
         Job(4.6, 1, 1, {"session": "a"}),
     ]
     assert started(served(jobs, ProgramAware(wait=0.0), max_seqs=2)) == [0, 1, 3, 2]
-
-
-@pytest.mark.parametrize(
-    ("kind", "setting", "value", "bound"),
-    [
-        (SessionAffinity, "window", 0, "a whole number of at least 1"),
-        (SessionAffinity, "min_blocks", 0.5, "a whole number of at least 1"),
-        (SessionAffinity, "max_wait", -1, "a number of at least 0"),
-        (SessionAffinity, "ttl", float("nan"), "a number of at least 0"),
-        (ProgramAware, "service", -0.1, "a number of at least 0"),
-        (ProgramAware, "wait", None, "a number of at least 0"),
-        (ProgramAware, "half_life", -60, "a number of at least 0"),
-    ],
-)
-def test_settings_that_cannot_be(kind: Any, setting: str, value: Any, bound: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^{setting}={value}: must be {bound}$"):
-        kind(**{setting: value})
