@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from pagedsim.backends.base import StoppableRecorder
+from pagedsim.build import POLICIES
 from pagedsim.core import PrefillFirst, StepPlan
 from pagedsim.core.queues import Queues
 from pagedsim.metrics.arms import Run
@@ -197,7 +198,7 @@ def _policy(dice: Random, memory: str, batching: str, talks: bool) -> list[str]:
     policies = set(Conf().options_of("policy"))
     policies -= {"dfs_weight"} if memory != "radix" else set()
     policies -= {"continuum"} if memory not in ("prefix", "tiered") else set()
-    policies -= {"plas", "continuum"} if not talks else set()
+    policies -= {name for name, kind in POLICIES.items() if "session" in kind.needs and not talks}
     policy = dice.choice(sorted(policies))
     words = [f"policy={policy}"]
     if policy in DISPLACING and batching == "static":
