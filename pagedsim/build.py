@@ -41,7 +41,18 @@ from pagedsim.policies.admission import Cap, Reserve
 from pagedsim.policies.aging import Aging
 from pagedsim.policies.autoscaling import Autoscaler, Freeness, KVUse, Queue
 from pagedsim.policies.continuum import Continuum
-from pagedsim.policies.eviction import ARC, FIFO, FILO, LFU, LRU, MRU, SLRU, KVFlow, PriorityLRU
+from pagedsim.policies.eviction import (
+    ARC,
+    FIFO,
+    FILO,
+    LFU,
+    LRU,
+    MRU,
+    SLRU,
+    TLRU,
+    KVFlow,
+    PriorityLRU,
+)
 from pagedsim.policies.fairness import DRR, VTC
 from pagedsim.policies.ltr import LTR
 from pagedsim.policies.mlfq import MLFQ, PLAS, SkipJoin
@@ -154,6 +165,7 @@ EVICTIONS: Mapping[str, type[EvictionPolicy]] = {
     "filo": FILO,
     "priority": PriorityLRU,
     "slru": SLRU,
+    "tlru": TLRU,
     "arc": ARC,
     "kvflow": KVFlow,
 }

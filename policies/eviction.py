@@ -79,6 +79,25 @@ class SLRU(EvictionPolicy):
         return entry.uses >= self.protected_uses, entry.last_use
 
 
+class TLRU(EvictionPolicy):
+    """First the ends of conversations that no next prompt needs: tokens beyond the longest that
+    the conversation has been, and `next_prompt_estimate` more, less a `threshold` that may be
+    computed again in time. Else the least recently used.
+
+    Outside a radix tree nothing is known of conversations, and it is LRU.
+    """
+
+    paper = "rules of SGLang's tlru; Zhang et al., Tail-Optimized LRU, 2025 (2510.15152)"
+
+    def __init__(self, threshold: int = 0, next_prompt_estimate: int = 0) -> None:
+        self.threshold = require_whole("threshold", threshold, 0)
+        self.next_prompt_estimate = require_whole("next_prompt_estimate", next_prompt_estimate, 0)
+
+    def rank(self, entry: CacheEntry) -> Rank:
+        needed = max(entry.longest + self.next_prompt_estimate - self.threshold, 0)
+        return entry.start < needed, entry.last_use
+
+
 class ARC(EvictionPolicy):
     """What was used once, or what was used again: a target, which misses move, says which part
     yields; of either, the least recently used goes first.
@@ -104,7 +123,7 @@ class ARC(EvictionPolicy):
         return next((entry for entry in firsts if self.segment(entry) == part), firsts[0])
 
     def inserted(self, entry: CacheEntry, request: Request | None) -> None:
-        self._sizes[0] += len(entry.keys)
+        self._sizes[self.segment(entry)] += len(entry.keys)
         once, again = self._ghosts
         for key in entry.keys:
             if key in once:

@@ -25,7 +25,8 @@ class PrefixOrder(Policy):
     Of the waiting requests that share a beginning which is not in the cache, the first to arrive
     (where requests of equal rank keep their places, the first in the queue) computes it; the others
     rank behind all that do not share one. Requests that have their keys and
-    values (running, swapped, in migration) rank before those that wait. With more than `most`
+    values (running, swapped, in migration) rank before those that wait. What a tier below the GPU
+    has counts as cached, but not as a shared beginning. With more than `most`
     waiting, it is first come, first served, which costs no look-ups.
     """
 
@@ -81,7 +82,8 @@ class PrefixOrder(Policy):
         if (rank := self._ranks.get(request)) is None:
             cached = state.cached_tokens(request)
             waits = self._waits_for_another(request, cached)
-            matched = min(cached, request.num_tokens - 1)
+            loadable = state.loadable_tokens(request)
+            matched = min(cached + loadable, request.num_tokens - 1)
             rank = self._ranks[request] = self.waiting_rank(request, state, matched, waits)
         return rank
 

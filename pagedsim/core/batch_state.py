@@ -583,6 +583,11 @@ class ServerState:
         self._places.prefix_lookups += 1
         return self._places.memory.cached_tokens(request)
 
+    def loadable_tokens(self, request: Request) -> int:
+        """Tokens that can be loaded from a tier below the GPU, behind those of `cached_tokens`,
+        asked for this request just before."""
+        return self._places.memory.loadable(request)
+
     def prefix_node(self, request: Request) -> PrefixNode | None:
         """The node of the prefix tree at which what is cached of a waiting `request` ends; None:
         the prefix cache is no tree."""

@@ -219,6 +219,7 @@ class Scheduler:
         except TypeError:
             queues.refuse_mixed_ranks(request)
             raise
+        self.memory.queued(request)
         if first is None or waiting.head is not first or queues.looking_back:
             queues.disturbed = True
         if queues.expiring and self.batching.infeasible(queues, request):
@@ -253,8 +254,8 @@ class Scheduler:
         return request
 
     def _note_idleness(self, now: float) -> None:
-        """Remember since when there is no request here."""
-        if not (self.requests or self.queues.in_flight):
+        """Remember since when there is no request here, and no transfer under way."""
+        if not (self.requests or self.queues.in_flight or self.transferring):
             self._idle_since = now
 
     def _abort_away(self, request_id: RequestId, now: float) -> Request:
@@ -429,6 +430,7 @@ class Scheduler:
             connector.transferred(jobs, now)
         else:
             self.memory.transferred(jobs)
+        self._note_idleness(now)
 
     def expect_tokens(self) -> None:
         """Declare that the executor reports sampled tokens; by default its first answer decides."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, chain
 from math import inf
 from operator import attrgetter
@@ -79,6 +79,11 @@ class Queue:
         """Return a preempted request."""
         self._requests.appendleft(request)
 
+    def pass_over(self, requests: Sequence[Request]) -> None:
+        """Return requests that were popped, but not admitted, to the front in their order."""
+        for request in reversed(requests):
+            self.put_back(request)
+
     def remove(self, request: Request) -> None:
         self._requests.remove(request)
 
@@ -138,6 +143,9 @@ class RequeueLast(Queue):
     def put_back(self, request: Request) -> None:
         self.append(request)
 
+    def pass_over(self, requests: Sequence[Request]) -> None:
+        self._requests.extendleft(reversed(requests))
+
 
 class StableQueue(LateQueue):
     """Sorted by rank in `arrange` alone: requests of equal rank keep their places, and arrivals and
@@ -153,6 +161,9 @@ class StableQueue(LateQueue):
 
     def put_back(self, request: Request) -> None:
         self.append(request)
+
+    def pass_over(self, requests: Sequence[Request]) -> None:
+        self._requests.extendleft(reversed(requests))
 
     def pop(self) -> Request:
         request = super().pop()

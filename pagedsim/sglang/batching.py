@@ -22,6 +22,9 @@ from pagedsim.core.policy import Policy, overrides
 from pagedsim.core.queues import Queues
 from pagedsim.core.request import Rank, Request
 from pagedsim.sglang.budget import CLIP, AddResult, IgnoreEosCheck, PrefillBudget
+from pagedsim.sglang.hicache import HiCache
+from pagedsim.sglang.radix import RadixMemory
+from pagedsim.sglang.storage import StoredHiCache
 
 RATIO = 0.7
 """The new-token ratio at first, times the conservativeness."""
@@ -97,6 +100,10 @@ class SGLang(Batching):
         self._founding_tokens = 0  # of the one with which the batch of decodes began
         self._refreshes = 0
         self._caches = False  # whether the memory has a prefix cache
+        self._refreshing = False  # whether it evicts what was used least recently
+        self._tiers: HiCache | None = None
+        self._storage: StoredHiCache | None = None
+        self._passed: list[Request] = []  # in this step, since they wait for the storage
         self._sampling: tuple[StepPlan | None, set[Request]] = (None, set())  # plan in flight
         self._matched: dict[Request, tuple[int, int]] = {}  # tokens, and cached: when last tried
 
@@ -119,6 +126,10 @@ class SGLang(Batching):
                 f"chunked_prefill_size={chunk}: must be a multiple of block_size={page}"
             )
         self._caches = type(queues.memory).lookup is not Memory.lookup
+        memory = queues.memory
+        self._refreshing = not isinstance(memory, RadixMemory) or memory.is_lru
+        self._tiers = memory if isinstance(memory, HiCache) else None
+        self._storage = memory if isinstance(memory, StoredHiCache) else None
 
     def displacing(self, policy: Policy) -> bool:
         return overrides(policy, "rank") and super().displacing(policy)
@@ -147,13 +158,21 @@ class SGLang(Batching):
     # -- a step ------------------------------------------------------------------------------------
 
     def compose(self, queues: Queues, plan: StepPlan) -> None:
+        if self._tiers is not None:
+            self._tiers.begin_stores()
+        if self._storage is not None:
+            self._storage.poll(queues.waiting)
         self._open(queues)
         self._prefilled = self._prefill(queues, plan)
         if not self._prefilled:
             self._decode(queues, plan)
         self._batch = len(queues.running)
+        if self._tiers is not None:
+            plan._transfers, plan._flushed = self._tiers.take_transfers()
 
     def closed(self, plan: StepPlan) -> int | None:
+        if self._storage is not None:
+            return 0  # look-ups are sent again after a number of steps
         return MORE_THAN_ANY if self.full else 0
 
     def idle(self) -> None:
@@ -198,6 +217,12 @@ class SGLang(Batching):
         if chunked is not None:
             self._continue(queues, plan, budget, chunked)
         self._admit(queues, plan, budget)
+        if self._passed:
+            queues.waiting.pass_over(self._passed)
+            self._passed = []
+        if self._storage is not None:
+            for victim in plan.preemptions:
+                self._storage.queued(victim.request)
         if not plan.chunks:
             return False
         self._allocate(queues, plan)
@@ -212,6 +237,8 @@ class SGLang(Batching):
         waiting.arrange()
         if not waiting or queues.prefix_lookups != before or not self._caches:
             return  # the policy has looked up prefixes itself
+        if not self._refreshing:
+            return
         if self._refreshes % REFRESH_STEPS == 0:
             for request in reversed(list(waiting)[:REFRESHED]):
                 memory.cached_tokens(request)
@@ -306,12 +333,25 @@ class SGLang(Batching):
                 queues.displacing and self._displace(queues, plan, budget, request)
             ):
                 return
+            if self._waits_for_storage(queues, request):
+                self._passed.append(queues.waiting.pop())
+                continue
             result = self._admit_one(queues, plan, budget, request, fixed)
             if result is AddResult.OPEN:
                 continue
             if result is AddResult.NO_MEMORY:
                 self.full = bool(plan.chunks) or self._decoding > 0
             return
+
+    def _waits_for_storage(self, queues: Queues, request: Request) -> bool:
+        """Whether a request whose turn it is waits for what the storage may have of it."""
+        storage = self._storage
+        if storage is None:
+            return False
+        if not storage.ready(request, queues.now):
+            return True
+        matched = len(storage.touch(request)) * storage.block_size + storage.loadable(request)
+        return storage.shrunk(request, matched)
 
     def _admit_one(
         self,
@@ -322,9 +362,10 @@ class SGLang(Batching):
         fixed: IgnoreEosCheck,
     ) -> AddResult:
         """Admit a request if it fits; the result is on the next one."""
-        memory, page = queues.memory, queues.memory.block_size
+        memory, page, tiers = queues.memory, queues.memory.block_size, self._tiers
         hit = memory.touch(request)
         cached = len(hit) * page
+        loadable = memory.loadable(request) if tiers is not None else 0
         if queues.displacing:
             self._matched[request] = (request.num_tokens, cached)
         if (most := self.prefill_max_requests) is not None and len(plan.chunks) >= most:
@@ -342,10 +383,20 @@ class SGLang(Batching):
             wanted = left + min(max(answer - request.generated, 0), CLIP) + page
             if wanted >= budget.memory - memory.unheld(request, hit) * page:
                 return AddResult.NO_MEMORY
-            count = self._count(plan, budget, cached, left)
+            count = self._count(plan, budget, cached + loadable, left - loadable)
         if count <= 0 or not queues.admits(request):
             return AddResult.FULL
+        if tiers is not None and loadable:
+            if loaded := tiers.load(request):
+                hit = [*hit, *loaded]
+                left -= loadable
+            elif wanted >= budget.memory - memory.unheld(request, hit) * page:
+                return AddResult.NO_MEMORY
+            elif (count := self._count(plan, budget, cached, left)) <= 0:
+                return AddResult.FULL
         queues.start(plan, count, hit, allocate=False)
+        if self._storage is not None:
+            self._storage.admitted(request)
         budget.take(count, min(answer, CLIP) if count == left else 0)
         if count < left:
             self.chunked = request
@@ -451,9 +502,15 @@ class SGLang(Batching):
         queues.decode(plan)
 
     def grow(self, queues: Queues, plan: StepPlan) -> bool:
+        tiers = self._tiers
+        if tiers is not None and tiers.writes_back and queues.in_flight:
+            return False  # a plan that is under way takes no stores that it would wait for
         if queues.leaving or not self._decodes_fit(queues):
             return False
-        return self._go_on(queues, plan, fits=True)
+        grown = self._go_on(queues, plan, fits=True)
+        if tiers is not None:
+            plan._transfers, plan._flushed = tiers.take_transfers()
+        return grown
 
     def _go_on(self, queues: Queues, plan: StepPlan, fits: bool) -> bool:
         """Allocate a step of decodes alone; where all fitted, less is reserved from now on."""
@@ -481,6 +538,9 @@ class SGLang(Batching):
             if self._decodes_fit(queues):
                 break
         queues.seat(kept)
+        if self._storage is not None:
+            for victim in plan.preemptions:
+                self._storage.queued(victim.request)
         generated = sum(self._known(queues, request) for request in kept)
         answers = sum(self._answer(queues, request) for request in kept)
         self.ratio = min(1.0, (generated + STEPS_AFTER_RETRACTION * len(kept)) / (answers + 1))

@@ -21,7 +21,7 @@ from itertools import chain
 from typing import ClassVar, Final
 
 from pagedsim.core.compiled import mypyc_attr
-from pagedsim.core.errors import IntegrityError
+from pagedsim.core.errors import IntegrityError, require_flag
 from pagedsim.core.memory.base import Copies, Fit, Memory
 from pagedsim.core.memory.cache_entry import CacheEntry
 from pagedsim.core.memory.eviction import EvictionQueue
@@ -33,14 +33,14 @@ _NOW: Final = Fit.NOW
 _LATER: Final = Fit.LATER
 _NEVER: Final = Fit.NEVER
 
-_DEEPER: Final = 1e-5
+DEEPER: Final = 1e-5
 """Of the nodes of a path that is matched, each is as much older than the one below it."""
 
 
 class Node(CacheEntry):
     """A run of pages that all requests with its tokens share."""
 
-    __slots__ = ("children", "owners", "pages", "parent")
+    __slots__ = ("children", "holds", "host", "owners", "pages", "parent")
 
     def __init__(
         self,
@@ -53,8 +53,23 @@ class Node(CacheEntry):
         super().__init__(keys, now, priority)
         self.parent = parent
         self.pages = pages
-        self.owners = 0  # requests that lock it
+        self.owners = 0  # requests, and copies to or from the host, that lock it
         self.children: dict[Hashable, Node] = {}
+        # Of a host tier (`hicache.py`); there a node may have pages, blocks of the host, or both.
+        self.host: Sequence[int] = ()
+        self.holds: list[Hold] = []
+
+
+class Hold:
+    """What keeps the blocks of nodes in the host tier; both parts of a node that is split."""
+
+    def __init__(self, node: Node, moving: bool) -> None:
+        self.node = node
+        """The lowest of its nodes."""
+        self.moving = moving
+        """Whether a copy to or from these blocks is under way."""
+        self.nodes: list[Node] = [node]
+        """The upper ones first."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -69,16 +84,22 @@ class RadixMemory(Memory):
         block_size: int = 1,
         cpu_blocks: int = 0,
         eviction: EvictionPolicy | None = None,
+        low_values_first: bool = False,
     ) -> None:
-        """`eviction` is the order in which leaves are evicted, which it copies; default: LRU."""
+        """`eviction` is the order in which leaves are evicted, which it copies; default: LRU.
+
+        SGLang evicts by the values of priorities: where low values are served first, an order by
+        priority evicts first what urgent requests have used, as here with `low_values_first`.
+        """
         super().__init__(blocks, block_size, cpu_blocks)
         self._free: list[int] = list(range(blocks - 1, -1, -1))
         self.root = Node(None, [], [], 0.0, 0.0)
         self._node_of: dict[Request, Node] = {}
         self._evictable = 0  # pages of nodes without an owner
         self._leaves: EvictionQueue[Node] = EvictionQueue(eviction or EvictionPolicy(), blocks)
+        self._leaves.sign = -1 if require_flag("low_values_first", low_values_first) else 1
         self._changes = 0
-        self.shared = 0
+        self._saved = 0
 
     # -- inspection ------------------------------------------------------------------------------
 
@@ -89,6 +110,11 @@ class RadixMemory(Memory):
     @property
     def cached(self) -> int:
         return self._evictable
+
+    @property
+    def is_lru(self) -> bool:
+        """Whether what was used least recently is evicted first."""
+        return self._leaves.is_lru
 
     @property
     def cache_changes(self) -> int:
@@ -109,7 +135,7 @@ class RadixMemory(Memory):
         hit: list[int] = []
         keys, node = self._findable(request), self.root
         while len(hit) < len(keys) and (child := node.children.get(keys[len(hit)])):
-            common = _common(child.keys, keys, len(hit))
+            common = common_pages(child.keys, keys, len(hit))
             hit += child.pages[:common]
             if common < len(child.keys):
                 break
@@ -134,19 +160,23 @@ class RadixMemory(Memory):
         if not keys:
             return node, hit
         while len(hit) < len(keys) and (child := node.children.get(keys[len(hit)])):
-            common = _common(child.keys, keys, len(hit))
+            common = common_pages(child.keys, keys, len(hit))
             node = child if common == len(child.keys) else self._split(child, common)
             hit += node.pages
             if node is not child:
                 break
+        self._use_path(node)
+        return node, hit
+
+    def _use_path(self, node: Node) -> None:
+        """A path is now the most recently used."""
         used = self._leaves.tick()
         above: Node | None = node
         while above is not None:
             self._use(above, used)
-            used -= _DEEPER
+            used -= DEEPER
             above = above.parent
         self._changes += 1
-        return node, hit
 
     def _insert(
         self, keys: Sequence[Hashable], pages: Sequence[int], kept: int, request: Request
@@ -158,7 +188,7 @@ class RadixMemory(Memory):
         self._changes += 1
         while done < len(keys) and (child := node.children.get(keys[done])):
             self._use(child, self._leaves.tick())
-            common = _common(child.keys, keys, done)
+            common = common_pages(child.keys, keys, done)
             node = child if common == len(child.keys) else self._split(child, common)
             first = max(0, kept - done)
             self._free += pages[done + first : done + common]
@@ -170,12 +200,26 @@ class RadixMemory(Memory):
         return node
 
     def _add(self, parent: Node, keys: list[Hashable], pages: list[int], request: Request) -> Node:
-        node = Node(parent, keys, pages, self._leaves.tick(), request._priority)
+        node = Node(parent, keys, pages, self._leaves.tick(), self._value(request))
         self._leaves.insert(node, request)
-        parent.children[keys[0]] = node
+        self._hang(node, parent)
         self._evictable += len(pages)
         self._offer(node)
         return node
+
+    def _hang(self, node: Node, parent: Node) -> None:
+        """Put a node below another, which is a longer path for all above it."""
+        parent.children[node.keys[0]] = node
+        node.start = parent.start + len(parent.keys) * self.block_size
+        end = node.longest = node.start + len(node.keys) * self.block_size
+        above: Node | None = parent
+        while above is not None and above.longest < end:
+            above.longest = end
+            above = above.parent
+
+    def _value(self, request: Request) -> float:
+        """The priority that nodes get from a request: the smallest is kept longest."""
+        return self._leaves.sign * request._priority
 
     def _split(self, child: Node, pages: int) -> Node:
         """Split the first pages of a node off; returns the new node, which has them."""
@@ -184,6 +228,8 @@ class RadixMemory(Memory):
         now = self._leaves.tick()
         above = Node(parent, child.keys[:pages], child.pages[:pages], now, child.priority)
         above.owners, above.uses, above.created = child.owners, child.uses, child.created
+        above.start, above.longest = child.start, child.longest
+        child.start += pages * self.block_size
         above.children[child.keys[pages]] = child
         parent.children[above.keys[0]] = above
         child.parent, child.keys, child.pages = above, child.keys[pages:], child.pages[pages:]
@@ -196,19 +242,19 @@ class RadixMemory(Memory):
 
     def _lock(self, node: Node) -> None:
         """Add an owner to all nodes from this one to the root."""
-        for above in _to_root(node):
+        for above in to_root(node):
             if above.owners:
-                self.shared += len(above.pages)
+                self._saved += len(above.pages)
             else:
                 self._evictable -= len(above.pages)
                 self._leaves.discard(above)
             above.owners += 1
 
     def _unlock(self, node: Node) -> None:
-        for above in _to_root(node):
+        for above in to_root(node):
             above.owners -= 1
             if above.owners:
-                self.shared -= len(above.pages)
+                self._saved -= len(above.pages)
             else:
                 self._evictable += len(above.pages)
                 self._offer(above)
@@ -278,7 +324,7 @@ class RadixMemory(Memory):
 
     def admit(self, request: Request, tokens: int, hit: Sequence[int]) -> None:
         node, pages = self._match(self._findable(request)[: len(hit)])
-        for above in _to_root(node):
+        for above in to_root(node):
             self._leaves.use(above, request)
         self._lock(node)
         self._node_of[request] = node
@@ -310,8 +356,8 @@ class RadixMemory(Memory):
         prompt = request._prompt_len // self.block_size
         if 0 < prompt < pages:
             end = self._insert(keys[:prompt], table[:prompt], prompt, request)
-            for above in _to_root(end):
-                above.priority = min(above.priority, request._priority - 1)
+            for above in to_root(end):
+                above.priority = min(above.priority, self._value(request) - 1)
         self._lock(node)
         self._unlock(self._node_of[request])
         self._node_of[request] = node
@@ -327,8 +373,15 @@ class RadixMemory(Memory):
         request._tables = ()
         request._registered = 0
 
+    def _locked_by_copies(self) -> Sequence[Node]:
+        """The nodes that copies under way lock, as requests do."""
+        return ()
+
     def check(self, requests: Iterable[Request]) -> None:
         nodes, owners = self._all_nodes(), dict.fromkeys(self._all_nodes(), 0)
+        for node in self._locked_by_copies():
+            for above in to_root(node):
+                owners[above] += 1
         private: list[int] = []
         for request in requests:
             if not request._tables:
@@ -337,7 +390,7 @@ class RadixMemory(Memory):
             if request._tables[0][: request._registered] != _path(node):
                 raise IntegrityError(f"the table of {request!r} has other pages than its node")
             private += request._tables[0][request._registered :]
-            for above in _to_root(node):
+            for above in to_root(node):
                 owners[above] += 1
         if wrong := [node.pages for node in nodes if node.owners != owners[node]]:
             raise IntegrityError(f"nodes of pages {wrong} count other owners than lock them")
@@ -346,11 +399,11 @@ class RadixMemory(Memory):
         pages = sorted([*private, *self._free, *chain.from_iterable(node.pages for node in nodes)])
         if pages != list(range(self.total)):
             raise IntegrityError("a page is lost, or has two owners")
-        if sum(max(n.owners - 1, 0) * len(n.pages) for n in nodes) != self.shared:
-            raise IntegrityError(f"{self.shared} shared pages are counted: not so")
+        if sum(max(n.owners - 1, 0) * len(n.pages) for n in nodes) != self._saved:
+            raise IntegrityError(f"{self._saved} shared pages are counted: not so")
 
 
-def _common(keys: list[Hashable], path: Sequence[Hashable], start: int) -> int:
+def common_pages(keys: list[Hashable], path: Sequence[Hashable], start: int) -> int:
     """How many of `keys` the path has, from `start` on. It has the first, and keys are equal only
     where those before them are."""
     most = min(len(keys), len(path) - start)
@@ -359,7 +412,7 @@ def _common(keys: list[Hashable], path: Sequence[Hashable], start: int) -> int:
     return bisect_left(range(most), True, key=lambda place: keys[place] != path[start + place])
 
 
-def _to_root(node: Node) -> list[Node]:
+def to_root(node: Node) -> list[Node]:
     """A node and those above it, without the root."""
     nodes: list[Node] = []
     while node.parent is not None:
@@ -370,4 +423,4 @@ def _to_root(node: Node) -> list[Node]:
 
 def _path(node: Node) -> list[int]:
     """The pages from the root to the end of a node."""
-    return list(chain.from_iterable(above.pages for above in reversed(_to_root(node))))
+    return list(chain.from_iterable(above.pages for above in reversed(to_root(node))))

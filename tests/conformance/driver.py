@@ -64,10 +64,8 @@ NOT_COMPARED = {
     "v1-lora": "LoRA adapters are not built",
     "v1-mm": "images are not built",
     "v1-spec": "speculative decoding is not built",
-    "hicache": "SGLang's host tier is not built",
-    "idle-hicache": "SGLang's host tier is not built",
+    "hicache": "SGLang's: test_sglang.py",
     "idle": "SGLang's: test_sglang.py",
-    "overlap-hicache": "SGLang's host tier is not built",
     "overlap": "SGLang's: test_sglang.py",
     "sgl": "SGLang's: test_sglang.py",
 }

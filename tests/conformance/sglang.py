@@ -6,13 +6,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from pagedsim.core import Memory, PagedMemory, Request, SamplingParams, Scheduler, StepPlan
+from pagedsim.core.memory import EvictionPolicy
 from pagedsim.core.plan import sampled_in
 from pagedsim.core.policy import Policy
+from pagedsim.policies import eviction
 from pagedsim.policies.ordering import FCFS, LOF, Priority
 from pagedsim.policies.prefix_order import DFSWeight, LongestPrefix, TokenHRRN
 from pagedsim.sglang.batching import SGLang
 from pagedsim.sglang.radix import Node, RadixMemory
+from pagedsim.sglang.storage import StorageSettings
 from tests.conformance.driver import GENERATED, Step, prompt
+from tests.conformance.tiers import SpiedHiCache, SpiedStorage, Tiers
 
 STOP = 1
 POLICIES: dict[str, Callable[[], Policy]] = {
@@ -22,12 +26,35 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "lof": LOF,
     "hrrn": TokenHRRN,
 }
+EVICTIONS: dict[str, Callable[..., EvictionPolicy]] = {
+    "lru": eviction.LRU,
+    "lfu": eviction.LFU,
+    "slru": eviction.SLRU,
+    "fifo": eviction.FIFO,
+    "filo": eviction.FILO,
+    "mru": eviction.MRU,
+    "priority": eviction.PriorityLRU,
+    "tlru": eviction.TLRU,
+}
 
 
 def make_scheduler(config: dict[str, Any]) -> Scheduler:
     page = config["page_size"]
     blocks = config["max_total_tokens"] // page
-    memory: Memory = (RadixMemory if config["radix_cache"] else PagedMemory)(blocks, page)
+    memory: Memory
+    if "write_policy" in config:
+        settings: dict[str, Any] = {
+            "eviction": eviction_of(config),
+            "low_values_first": config["low_first"],
+            "host_blocks": config["host_tokens"] // page,
+            "write_policy": config["write_policy"],
+        }
+        if storage := config["storage"]:
+            fields = StorageSettings._fields
+            settings["storage"] = StorageSettings(**{name: storage[name] for name in fields})
+        memory = (SpiedStorage if storage else SpiedHiCache)(blocks, page, **settings)
+    else:
+        memory = (RadixMemory if config["radix_cache"] else PagedMemory)(blocks, page)
     batching = SGLang(
         chunked_prefill_size=config["chunked_prefill_size"],
         mixed_chunk=config["mixed_chunk"],
@@ -46,6 +73,10 @@ def make_scheduler(config: dict[str, Any]) -> Scheduler:
         max_model_len=min(config["context_len"], memory.longest),
         async_scheduling=config.get("overlap", False),
     )
+
+
+def eviction_of(config: dict[str, Any]) -> EvictionPolicy:
+    return EVICTIONS[config["eviction"]](**config.get("eviction_config", {}))
 
 
 def policy_of(config: dict[str, Any]) -> Policy:
@@ -91,49 +122,61 @@ def drive(
     scheduler = make_scheduler(config)
     lengths = {entry["id"]: entry["output_len"] for entry in entries}
     coming = requests_of(config, entries)
+    seconds = (config.get("storage") or {}).get("iter_seconds", 1)
     now = 0
     ahead: StepPlan | None = None
     ratio = 0.0
     ended = False  # whether the last step ended all requests: the loop then finds nothing to do
     iterations = "overlap" in config  # a step for each iteration of the loop
-    while coming or scheduler.unfinished or (ended and iterations):
+    tiers = Tiers(config, scheduler) if "write_policy" in config else None
+    while coming or scheduler.unfinished or (ended and iterations) or (tiers and tiers.busy):
         while coming and coming[0][0] <= now:
             _, request = coming.pop(0)
-            scheduler.add(request, now, None if tokens_reported else lengths[request.id])
+            scheduler.add(request, now * seconds, None if tokens_reported else lengths[request.id])
+        if tiers:
+            tiers.poll(now)
         if scheduler.unfinished:
             batching = scheduler.batching
             assert isinstance(batching, SGLang)
             if ahead is None:
                 ratio = batching.ratio
-                if scheduler._idle_since is not None and now > scheduler._idle_since:
+                if scheduler._idle_since is not None and now * seconds > scheduler._idle_since:
                     ratio = batching.first_ratio if batching.idle_reset else ratio
             going_on = batching.chunked
-            plan = ahead or scheduler.plan(now)
+            plan = ahead or scheduler.plan(now * seconds)
             step = record(scheduler, plan, now, going_on) | {
                 "ratio": [round(ratio, 9), round(batching.ratio, 9)]
             }
+            if tiers:
+                step |= tiers.planned(plan, now)
             ahead, finished = None, []
             arrives = coming and coming[0][0] <= now + 1
-            if glide and not arrives and scheduler.uneventful(plan, 1):
+            busy = tiers is not None and tiers.busy
+            if glide and not (arrives or busy) and scheduler.uneventful(plan, 1):
                 free, ratio = unused(scheduler.memory), batching.ratio
-                ahead = plan if scheduler.fast_forward(plan, now + 1) else None
+                step |= tiers.processed(now) if tiers else {}
+                ahead = plan if scheduler.fast_forward(plan, (now + 1) * seconds) else None
             elif not tokens_reported:
-                finished = scheduler.commit(plan, now + 1)
+                finished = scheduler.commit(plan, (now + 1) * seconds)
                 free = unused(scheduler.memory)
             else:
                 tokens = answers(plan, lengths)
                 ends = {name: "stop" for name, token in tokens.items() if token == STOP}
-                finished = scheduler.commit(plan, now + 1, tokens, ends)
+                finished = scheduler.commit(plan, (now + 1) * seconds, tokens, ends)
                 free = unused(scheduler.memory)
+            if tiers and "host_used_after" not in step:
+                step |= tiers.processed(now)
             if now % check_every == 0:
                 scheduler.check()
             step |= {"finished": [one.id for one in finished], "free_after": free}
             yield step | (of_iteration(plan, now) if iterations else {})
             ended = not scheduler.unfinished
-        elif ended:
-            ended = False
+        elif ended or (tiers and tiers.acknowledged):
+            ended = bool(iterations and tiers and tiers.busy)
             step = nothing(scheduler, now)
-            yield step | (of_iteration(None, now) if iterations else {})
+            if tiers:
+                step |= tiers.planned(StepPlan(0, now), now) | tiers.processed(now)
+            yield step | (of_iteration(None, now, idle=not ended) if iterations else {})
         now += 1
 
 
@@ -146,11 +189,14 @@ def drive_overlapped(
     assert isinstance(batching, SGLang)
     lengths = {entry["id"]: entry["output_len"] for entry in entries}
     coming = requests_of(config, entries)
+    tiers = Tiers(config, scheduler) if "write_policy" in config else None
     last: tuple[int, StepPlan, dict[Any, int]] | None = None  # under way
     now, idle, decoding = 0, True, 0
     while coming or scheduler.unfinished or last or not idle:
         while coming and coming[0][0] <= now:
             scheduler.add(coming.pop(0)[1], now)
+        if tiers:
+            tiers.poll(now)
         ratio = batching.ratio
         if scheduler._idle_since is not None and now > scheduler._idle_since:
             ratio = batching.first_ratio
@@ -161,8 +207,10 @@ def drive_overlapped(
         elif last is None and idle:
             now += 1
             continue
-        idle = not (plan or last)
+        idle = not (plan or last or (tiers and tiers.busy))
         step = record(scheduler, plan or StepPlan(0, now), now, going_on)
+        if tiers:
+            step |= tiers.planned(plan or StepPlan(0, now), now)
         step |= {"ratio": [round(ratio, 9), round(batching.ratio, 9)]}
         leaving = scheduler.queues.leaving
         chunks = plan is not None and bool(plan.chunks)
@@ -183,6 +231,8 @@ def drive_overlapped(
         launched = plan is not None and not plan.empty
         if plan is not None and not launched:
             scheduler.complete(plan, now + 1, {}, {})
+        if tiers:
+            step |= tiers.processed(now)
         if now % check_every == 0:
             scheduler.check()
         yield step | {
@@ -208,8 +258,8 @@ def completed(
     return scheduler.complete(plan, now, tokens, ends)
 
 
-def of_iteration(plan: StepPlan | None, now: int) -> Step:
-    """What the recordings of whole loops have besides; without a plan it is idle."""
+def of_iteration(plan: StepPlan | None, now: int, idle: bool = False) -> Step:
+    """What the recordings of whole loops have besides."""
     return {
         "preempted": [one.id for one in plan.displaced] if plan else [],
         "processed": now if plan else None,
@@ -217,7 +267,7 @@ def of_iteration(plan: StepPlan | None, now: int) -> Step:
         "extra": [],
         "discarded": [],
         "finishing": [],
-        "reset": plan is None,
+        "reset": idle,
     }
 
 

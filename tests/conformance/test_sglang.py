@@ -1,6 +1,7 @@
 """Every step that SGLang was recorded to decide, decided again by our scheduler.
 
-The recordings are in data/sglang.zip; PAGEDSIM_CONFORMANCE may name a folder with more of them.
+The recordings are in data/sglang.zip and, with a host tier, in data/hicache.zip;
+PAGEDSIM_CONFORMANCE may name a folder with more of them.
 """
 
 import gzip
@@ -19,15 +20,17 @@ from tests.conformance import sglang
 from tests.conformance.driver import Recording, family_of, first_difference, recordings
 
 
-def is_built(family: str) -> bool:
-    """Whether the recordings are of SGLang without a host tier."""
-    return family.startswith(("sgl-", "idle", "overlap")) and "hicache" not in family
+def is_sglang(family: str) -> bool:
+    """Whether the recordings are of SGLang."""
+    return family.startswith(("sgl-", "idle", "overlap", "hicache"))
 
 
-BUILT_IN = recordings(Path(__file__).parent / "data" / "sglang.zip")
+DATA = Path(__file__).parent / "data"
+PLAIN = recordings(DATA / "sglang.zip")
+TIERED = recordings(DATA / "hicache.zip")
 EXTRA = os.environ.get("PAGEDSIM_CONFORMANCE")
 FOUND = recordings(Path(EXTRA).expanduser()) if EXTRA else []
-ALL = [*BUILT_IN, *(path for path in FOUND if is_built(family_of(path)))]
+ALL = [*PLAIN, *TIERED, *(path for path in FOUND if is_sglang(family_of(path)))]
 
 
 def load(path: Recording) -> dict[str, Any]:
@@ -36,9 +39,10 @@ def load(path: Recording) -> dict[str, Any]:
 
 
 def test_the_data_is_complete() -> None:
-    families = Counter(map(family_of, BUILT_IN))
-    assert len(families) == 45
-    assert set(families.values()) == {4}
+    for paths, count, each in ((PLAIN, 45, 4), (TIERED, 29, 2)):
+        families = Counter(map(family_of, paths))
+        assert len(families) == count
+        assert set(families.values()) == {each}
 
 
 @pytest.mark.parametrize("path", ALL, ids=lambda path: path.name)
@@ -50,7 +54,7 @@ def test_every_step_is_decided_as_sglang_did(path: Recording) -> None:
         pytest.fail(f"{path.name}, {difference}", pytrace=False)
 
 
-SYNCHRONOUS = [path for path in BUILT_IN if not path.name.startswith("overlap-")]
+SYNCHRONOUS = [path for path in [*PLAIN, *TIERED] if not path.name.startswith("overlap-")]
 
 
 @pytest.mark.parametrize("path", SYNCHRONOUS, ids=lambda path: path.name)

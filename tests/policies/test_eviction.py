@@ -63,6 +63,7 @@ ORDERS: dict[str, Callable[[Record], Any]] = {
     "lfu": lambda r: (r.uses, r.used),
     "priority": lambda r: (-r.priority, r.used),
     "slru": lambda r: (1 if r.uses >= 2 else 0, r.used),
+    "tlru": lambda r: r.used,  # with its defaults every token of a conversation is needed
     "kvflow": lambda r: r.used,  # where no request says steps; else see below
 }
 

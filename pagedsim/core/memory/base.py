@@ -203,6 +203,11 @@ class Memory(ABC):
         """Tokens of a waiting request that the cache has, for policies: a use, too."""
         return len(self.touch(request)) * self.block_size
 
+    def loadable(self, request: Request) -> int:
+        """Tokens behind those of `cached_tokens`, called for it just before, that can be loaded
+        from a tier below."""
+        return 0
+
     def node_of(self, request: Request) -> PrefixNode | None:
         """The node of the cache's tree at which what it has of a waiting request ends, for
         policies: a use, too. None: the cache is no tree."""
@@ -338,6 +343,9 @@ class Memory(ABC):
         """These transfers have ended, in this order."""
         if unknown := [*jobs]:
             raise PlanError(f"transfers {unknown} have ended that were never begun")
+
+    def queued(self, request: Request) -> None:
+        """A request waits from now on: what is kept of its tokens elsewhere may be fetched."""
 
     def usage(self, requests: Iterable[Request]) -> Usage:
         """The use of slots, given the requests that hold blocks. Costs a walk over them."""

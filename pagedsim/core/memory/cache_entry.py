@@ -12,7 +12,17 @@ class CacheEntry:
     Times are those of a counter in its pool: larger is later.
     """
 
-    __slots__ = ("created", "keys", "last_use", "order", "priority", "rank", "uses")
+    __slots__ = (
+        "created",
+        "keys",
+        "last_use",
+        "longest",
+        "order",
+        "priority",
+        "rank",
+        "start",
+        "uses",
+    )
 
     def __init__(self, keys: list[Hashable], now: float, priority: float) -> None:
         self.keys = keys
@@ -24,6 +34,10 @@ class CacheEntry:
         """Requests that have used it, the one that computed it included."""
         self.priority = priority
         """The smallest, which is the most urgent, of these requests."""
+        self.start = 0
+        """In a radix tree: tokens before it on its path; else 0."""
+        self.longest = 0
+        """In a radix tree: tokens of the longest path that ever led through it; else 0."""
         self.rank: Any = now
         """As last given by the policy, and of what kind it gives."""
         self.order = 0  # of its place in the queue; 0: it cannot be evicted

@@ -23,15 +23,19 @@ E = TypeVar("E", bound=CacheEntry)
 class EvictionQueue(Generic[E]):
     """The entries of a pool that can be evicted, in the order of a copy of a policy."""
 
-    def __init__(self, policy: EvictionPolicy, capacity: int) -> None:
+    def __init__(self, policy: EvictionPolicy, capacity: int, first: int = 0) -> None:
+        """Places are numbered from `first` on; where entries move between two queues, the numbers
+        of these must differ."""
         self.policy: Any = deepcopy(policy)  # Any: compiled code leaves its answers alone
         self.policy.capacity = capacity
         self.count = 0
         """Number of entries."""
         self.is_lru = is_lru(policy)
+        self.sign = 1
+        """Of the priorities that entries get from requests; -1: the largest counts."""
         # A heap for each segment; an item whose number is not its entry's `order` is out of date.
         self._heaps: list[list[tuple[Any, int, E]]] = [[]]
-        self._added = 0
+        self._added = first
         self._time = 0
 
     def __iter__(self) -> Iterator[E]:
@@ -55,7 +59,7 @@ class EvictionQueue(Generic[E]):
         """Another request uses an entry; `add` follows where it can be evicted all the same."""
         entry.uses += 1
         if request is not None:
-            entry.priority = min(entry.priority, request._priority)
+            entry.priority = min(entry.priority, self.sign * request._priority)
         if not self.is_lru:
             self.policy.used(entry, request)
 
