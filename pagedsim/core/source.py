@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
+from math import inf
 from typing import Literal, Protocol
 
 from pagedsim.core.request import Request
@@ -17,6 +18,13 @@ Mode = Literal["open", "closed", "burst"]
 
 class Turns(Protocol):
     """Dependencies between the requests of a workload, identified by number."""
+
+    warmup: int
+    """How many of the first requests are a warm-up, which others wait for and no metric counts."""
+    max_idle: float | None
+    """Closed loop: seconds without a request at the server after which pending ones come sooner."""
+    duration: float | None
+    """Closed loop: seconds after the warm-up from which on no request is sent."""
 
     def after(self, row: int) -> Sequence[int]:
         """Requests that must have ended before it is sent."""
@@ -81,6 +89,8 @@ class Agenda:
         # By dependent request: how many dependencies have ended, and when the last did.
         self._answered: dict[int, tuple[int, float]] = {}
         self._open: Counter[str | None] = Counter()  # live requests of each session
+        self._sent, self._warm, self._last = 0, turns.warmup, 0.0
+        self._end = inf if turns.duration is None or self._warm else turns.duration
         for _ in range(source.users or 1 if self._closed else 0):
             self._begin(0.0)
 
@@ -92,7 +102,18 @@ class Agenda:
             if self._due and self._due[0][0] < arrival:
                 break
             self._read(arrival)
+        if self._due and not self._sent and self._turns.max_idle is not None:
+            self._shorten(self._turns.max_idle)
+        if self._due and self._due[0][0] >= self._end:
+            self._due, self._held, self._next = [], {}, None
         return self._due[0][0] if self._due else None
+
+    def _shorten(self, max_idle: float) -> None:
+        """No request is at the server: bring all that are pending forward, so that the first comes
+        after `max_idle` seconds at most."""
+        excess = self._due[0][0] - self._last - max_idle
+        if excess > 0:
+            self._due = [(due - excess, row, job) for due, row, job in self._due]
 
     @property
     def over(self) -> bool:
@@ -102,11 +123,17 @@ class Agenda:
     def take(self) -> Job:
         """The next request; it arrives at its time."""
         due, _, job = heappop(self._due)
+        self._sent += 1
         arrives(job[0], due)
         return job
 
     def left(self, request: Request, now: float) -> None:
         """Report that a request has ended, in whatever way."""
+        self._sent, self._last = self._sent - 1, now
+        if int(request.id) < self._turns.warmup:
+            self._warm -= 1
+            if not self._warm and self._turns.duration is not None:
+                self._end = now + self._turns.duration
         for row in self._turns.followers(int(request.id)):
             count, last = self._answered.get(row, (0, 0.0))
             self._answered[row] = count + 1, max(last, now)

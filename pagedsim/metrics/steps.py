@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 # 32 bits suffice for requests, blocks, and tokens of a request or step, but not for sums of context
@@ -68,6 +69,27 @@ class Batches(Protocol):
 
     def to_batches(self) -> Iterable[pa.RecordBatch]:
         """All rows in order, in batches; for a fleet, replica by replica."""
+
+
+@dataclass(frozen=True, eq=False)
+class Since:
+    """The steps that begin at a time or later."""
+
+    whole: Batches
+    begin: float
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self.whole.schema
+
+    @property
+    def num_rows(self) -> int:
+        return sum(batch.num_rows for batch in self.to_batches())
+
+    def to_batches(self) -> Iterator[pa.RecordBatch]:
+        for batch in self.whole.to_batches():
+            if (later := batch.filter(pc.greater_equal(batch["start"], self.begin))).num_rows:
+                yield later
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,6 +7,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from math import inf
 from pathlib import Path
 from pickle import dumps, loads
 from types import CodeType
@@ -26,7 +27,7 @@ from pagedsim.metrics.files import write_run
 from pagedsim.metrics.recorder import TABLES
 from pagedsim.metrics.result import Notice, as_records, notice_of
 from pagedsim.metrics.stability import backlogs
-from pagedsim.metrics.steps import Steps
+from pagedsim.metrics.steps import Batches, Since, Steps
 from pagedsim.metrics.summary import summarise
 from pagedsim.metrics.tables import Requests
 from pagedsim.run.folder import full_disk_named
@@ -34,7 +35,7 @@ from pagedsim.run.parts import Parts, build, remarks
 from pagedsim.spec.objects import classes_in, load_plugins, locate
 from pagedsim.spec.run import Settings
 from pagedsim.user_error import UserError, shown, verbose
-from pagedsim.workload import Workload
+from pagedsim.workload import Sessions, Workload
 
 
 @dataclass(frozen=True)
@@ -183,6 +184,10 @@ def _finish(
         steps = steps.append_column(name, values)
     for name, values in parts.run.request_columns(requests["request"].to_pylist()).items():
         requests = requests.append_column(name, values)
+    if (turns := parts.workload.turns) is not None:
+        requests = _whole_sessions(requests, turns)
+        if turns.warmup:
+            requests, steps, events = _counted(turns.warmup, requests, steps, events)
     known: Settings = {"slo": parts.slo, "reader": parts.reader, "end": recorder.time}
     known |= {"percentiles": further_percentiles(job.config.get("study")), "events": events}
     known |= parts.run.sizes()
@@ -206,6 +211,31 @@ def _finish(
         if not partial:
             parts.run.leave(job.folder, parts.workload, requests)
     return Run(job.arm, job.number, job.folder, job.config, summary)
+
+
+def _counted(
+    warmup: int, requests: pa.Table, steps: Batches, events: Settings
+) -> tuple[pa.Table, Batches, Settings]:
+    """The tables without what happened before the first request behind a warm-up of so many."""
+    requests = requests.filter(pc.greater_equal(requests["request"], warmup))
+    begin = pc.min(requests["arrival"]).as_py()
+    steps = Since(steps, inf if begin is None else begin)
+    for name, table in events.items():
+        if "request" in table.column_names:
+            events[name] = table.filter(pc.greater_equal(table["request"], warmup))
+    return requests, steps, events
+
+
+def _whole_sessions(requests: pa.Table, turns: Sessions) -> pa.Table:
+    """The table where requests are of a session only if all of the session's were sent."""
+    rows = np.asarray(requests["request"].to_numpy())
+    if len(rows) == len(turns) or "session" not in requests.column_names:
+        return requests
+    unsent = np.delete(turns.session, rows)
+    cut = pa.array(np.isin(turns.session[rows], unsent))
+    place = requests.schema.get_field_index("session")
+    column = pc.if_else(cut, pa.scalar(None, pa.string()), requests["session"])
+    return requests.set_column(place, "session", column)
 
 
 def notices(parts: Parts, requests: pa.Table) -> list[Notice]:

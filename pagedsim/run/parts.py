@@ -88,7 +88,8 @@ def build(settings: Settings, seed: int, workload: Workload | None = None) -> Pa
         spec.server  # noqa: B018  # its policy, preemption, batching and memory
     run = backend.prepare(spec)  # model, hardware, costs and replicas, as far as it has them
     # Last, since a long trace takes longest to read.
-    workload = workload or spec.workload()
+    longest = max((entry.max_model_len for entry in run.entries), default=None)
+    workload = workload or spec.workload(longest)
     run.refuse(workload)
     for policy in run.policies:
         refuse_unmet(policy, workload)

@@ -92,9 +92,13 @@ class RunSpec:
         """What the backend makes of it; raises ConfigError for what cannot be served."""
         return self.backend.prepare(self)
 
-    def workload(self) -> Workload:
-        """The requests to serve, with predicted lengths."""
-        workload = self.backend.traffic(self.settings["workload"], self.seed)
+    def workload(self, context: int | None = None) -> Workload:
+        """The requests to serve, with predicted lengths; of recorded sessions those that a server
+        with so many tokens of context can serve wholly."""
+        settings = self.settings["workload"]
+        workload = self.backend.traffic(settings, self.seed)
+        if context is not None and workload.whole and workload.longest > context:
+            workload = self.backend.traffic({**settings, "max_len": context}, self.seed)
         predictor = self.settings["predictor"]
         return vet(make("predictor", predictor, Predictor), CONTRACT).applied(workload, self.seed)
 

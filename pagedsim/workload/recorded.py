@@ -5,18 +5,30 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pagedsim.core import ConfigError
-from pagedsim.core.errors import choices, require_flag, require_number, require_whole
+from pagedsim.core.errors import choices, require_flag, require_number, require_whole, shown
 from pagedsim.workload.arrivals import Arrivals, ClosedLoop, make_arrivals
 from pagedsim.workload.draws import Labelled, Labels, stream
 from pagedsim.workload.limits import LONGEST, clip, notice, refuse_late
+from pagedsim.workload.replay import Replay, replayed
 from pagedsim.workload.tokens import BlockPrompts, GrowingPrompts, Prompts
-from pagedsim.workload.traces import Options, Slice, Table, Tokenizer, read_table
+from pagedsim.workload.traces import (
+    SESSIONS,
+    Options,
+    Paths,
+    Slice,
+    Table,
+    Tokenizer,
+    read_sessions,
+    read_table,
+    session_files,
+)
 from pagedsim.workload.traces.rows import COLUMNS
 from pagedsim.workload.workload import Sessions, Workload
 
@@ -25,8 +37,9 @@ Floats = NDArray[np.float64]
 
 def trace(
     *,
-    path: str | None,
+    path: Paths,
     format: str = "auto",
+    replay: Mapping[str, Any] | None = None,
     start: float = 0.0,
     window: float | None = None,
     requests: int | None = None,
@@ -52,7 +65,12 @@ def trace(
     max_tokens: int | str | None = None,
     seed: int = 0,
 ) -> Workload:
-    """A workload from a file; `format` is a key of `FORMATS`, or auto to detect it.
+    """A workload from a file; `format` is a key of `FORMATS` or `SESSIONS`, or auto to detect it.
+
+    Formats of whole sessions take a file, several, or a folder, and are played as `replay` says,
+    the settings of `Replay`. Sessions, not requests, begin by `arrivals` then, and labels are
+    theirs; sessions with a call of more than `max_len` tokens are left out. The rest is of files
+    with a row for each request.
 
     The workload is `window` seconds from second `start` on, at most `requests` rows. Prompts are
     truncated so that a request has at most `max_len` tokens. Time is scaled to `rate_scale` times
@@ -72,6 +90,30 @@ def trace(
     process = _process(arrivals, rate_scale, rate, cv, users, think_time)
     if max_len is not None:
         require_whole("max_len", max_len, 2, LONGEST)
+    played = Replay.of(replay)
+    files, kind = session_files(path, format)
+    if kind is not None:
+        refuse_rows(kind.name, {
+            "start": (start, 0), "window": (window, None), "requests": (requests, None),
+            "where": (where or None, None), "columns": (_given(columns), {}), "n": (n, 1),
+            "drop_empty": (drop_empty, False), "sort": (sort, False), "beam": (beam, None),
+            "tokenizer": (tokenizer, None), "max_tokens": (max_tokens, None),
+            "rate": (rate if process is None else None, None),
+        })  # fmt: skip
+        block = require_whole("block_tokens", block_tokens, 1)
+        played.refuse_without(arrivals)
+        return replayed(
+            read_sessions(files, kind, block_tokens=block, markers=played.markers),
+            played,
+            process,
+            Labels(priority, client, deadline),
+            in_turns=require_flag("in_turns", in_turns),
+            max_len=max_len,
+            rate_scale=rate_scale,
+            seed=seed,
+        )
+    if played != Replay():
+        raise ConfigError(f"replay: only formats of whole sessions take it: {', '.join(SESSIONS)}")
     options = Options(
         _where(where),
         _columns(columns or {}),
@@ -80,7 +122,7 @@ def trace(
         tokenizer,
     )
     table = read_table(
-        path,
+        files[0],
         format,
         options,
         Slice(
@@ -102,7 +144,7 @@ def trace(
     wanted = labels.cut(table.output_len)
     prompt_len, output_len, clipped = clip(table.prompt_len, wanted, max_len)
     if process is None:
-        arrival = _scaled(path, table, rate_scale, rate)
+        arrival = _scaled(files[0], table, rate_scale, rate)
     else:
         with np.errstate(over="ignore"):
             arrival = process.times(rows, stream(seed, "arrivals"))
@@ -135,6 +177,20 @@ def trace(
             *_left_out(table),
         ),
     )
+
+
+def _given(columns: object) -> object:
+    """Settings of columns that are set."""
+    if not isinstance(columns, Mapping):
+        return columns or {}
+    return {key: value for key, value in columns.items() if value}
+
+
+def refuse_rows(format: str, settings: Mapping[str, tuple[object, object]]) -> None:
+    """Raise ConfigError for a setting of rows that is not as it is by default."""
+    for key, (value, default) in settings.items():
+        if value != default:
+            raise ConfigError(f"{key}={shown(value)}: format {format} holds sessions, not rows")
 
 
 def _process(
@@ -189,7 +245,7 @@ def _extra(columns: Mapping[str, Any]) -> dict[str, str]:
     return {str(column): str(column) for column in given}
 
 
-def _scaled(path: str | None, table: Table, rate_scale: float, rate: float | None) -> Floats:
+def _scaled(path: Path, table: Table, rate_scale: float, rate: float | None) -> Floats:
     arrival = table.arrival
     assert arrival is not None
     if rate is None:

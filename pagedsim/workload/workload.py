@@ -31,8 +31,15 @@ class Sessions:
         turn: ArrayLike,
         after: Sequence[Sequence[int]],
         pause: ArrayLike,
+        *,
+        warmup: int = 0,
+        max_idle: float | None = None,
+        duration: float | None = None,
     ) -> None:
-        """`after` lists the rows that each row depends on."""
+        """`after` lists the rows that each row depends on. The first `warmup` rows are in no
+        metric. In a closed loop, what is pending comes sooner once nothing was at the server for
+        `max_idle` seconds, and nothing is sent `duration` seconds after the warm-up."""
+        self.warmup, self.max_idle, self.duration = warmup, max_idle, duration
         self.session = np.asarray(session, np.int32)
         self.turn = np.asarray(turn, np.int32)
         self.pauses = np.asarray(pause, np.float64)
@@ -118,6 +125,7 @@ class Workload:
     clipped: int = 0  # requests clipped to fit max_len
     dropped: int = 0  # empty rows of a trace dropped with drop_empty
     notices: tuple[str, ...] = ()  # lines for the notes of a report
+    whole: bool = False  # whether max_len leaves out sessions with longer calls
 
     @classmethod
     def of(
@@ -234,6 +242,11 @@ class Workload:
         """The request of a row, without the attributes that only policies see."""
         prompt = int(self.prompt_len[row]) if self.prompts is None else self.prompts[row]
         return Request(row, prompt, self.asked[int(self.sampling[row])])
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request, prompt and output."""
+        return int(np.add(self.prompt_len, self.output_len, dtype=np.int64).max())
 
     @property
     def duration(self) -> float:

@@ -56,6 +56,13 @@ SHAREGPT = """\
                                {"from": "human", "value": "g"}]}
 ]
 """
+AGENTS = """\
+{"id": "x", "block_size": 64, "hash_id_scope": "local", "requests": [
+ {"t": 0, "type": "n", "in": 100, "out": 5, "hash_ids": [1]},
+ {"t": 9, "type": "s", "in": 130, "out": 5, "hash_ids": [1, 2]},
+ {"t": 14, "type": "n", "in": 140, "out": 5, "hash_ids": [1, 2]}
+]}
+"""
 EVERY = {
     "plain": PLAIN,
     "lengths": LENGTHS,

@@ -23,7 +23,7 @@ from pagedsim.workload import (
 )
 from pagedsim.workload.arrivals import Source, merge
 from tests.core.refusals import refusal
-from tests.workload.files import AZURE_2023, BAILIAN, BURSTGPT, MOONCAKE, PLAIN, written
+from tests.workload.files import AGENTS, AZURE_2023, BAILIAN, BURSTGPT, MOONCAKE, PLAIN, written
 
 TINY: dict[str, Any] = {"lengths": {"shape": "fixed", "prompt": 64, "output": 8}}
 COLUMNS = (
@@ -360,6 +360,7 @@ FILES = {
     "burstgpt": BURSTGPT,
     "mooncake": MOONCAKE,
     "bailian": BAILIAN,
+    "agentx": AGENTS,
 }
 
 SESSIONS = {"chat_sessions", "agents", "agents_16k", "kv_tiers"}
@@ -379,7 +380,8 @@ def built(option: str, *overrides: str, **settings: Any) -> Workload:
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_option_builds(option: str, tmp_path: Path) -> None:
     if option in FILES:
-        made = built(option, f"workload.path={written(tmp_path, FILES[option])}")
+        once = ("workload.users=1", "workload.replay.plays=1") if option == "agentx" else ()
+        made = built(option, f"workload.path={written(tmp_path, FILES[option])}", *once)
         assert len(made) in (3, 4)
     else:
         count = f"workload.{'sessions' if option in SESSIONS else 'requests'}=200"

@@ -112,14 +112,14 @@ class JsonLines(Format):
                 raise wrong(path, line, f"{name}={json.dumps(row[name]):.60}: must be {wanted}")
 
     def _object(self, path: Path, line: int, text: str) -> dict[str, Any]:
-        row = _parsed(path, line, text)
+        row = parsed(path, line, text)
         if not isinstance(row, dict):
             fields = ", ".join(self.fields)
             raise wrong(path, line, f"{text.strip():.60}: must be an object of {fields}")
         return row
 
 
-def _parsed(path: Path, line: int | None, text: str) -> Any:
+def parsed(path: Path, line: int | None, text: str) -> Any:
     """JSON on a line of a file; None: over all of its lines."""
     try:
         return json.loads(text)
@@ -268,7 +268,7 @@ class ShareGPT(Format):
     def chunks(self, path: Path, options: Options) -> Iterator[Chunk]:
         count = _counter(options.tokenizer)
         with opened(path) as file:
-            entries = _parsed(path, None, file.read())
+            entries = parsed(path, None, file.read())
         if not isinstance(entries, list):
             raise wrong(path, 1, "must be a list of objects with conversations")
         pairs = [self._pair(path, number, entry) for number, entry in enumerate(entries, 1)]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import chain
 from math import inf
+from os.path import isdir
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from numpy.typing import NDArray
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import unknown
 from pagedsim.core.request import NO_EXTRA
+from pagedsim.workload.traces.agentic import Agentic
+from pagedsim.workload.traces.agents import Agents
 from pagedsim.workload.traces.csvfile import (
     Azure,
     BurstGPT,
@@ -39,6 +42,8 @@ from pagedsim.workload.traces.rows import (
     refuse_unsorted,
     wrong,
 )
+from pagedsim.workload.traces.sessions import Session, SessionFormat
+from pagedsim.workload.traces.timed import OpenTelemetry, TraceLab
 
 # The first of equally good matches is chosen, so formats with more columns come first: `plain`
 # before `lengths`, `bailian` before `mooncake`.
@@ -55,14 +60,70 @@ FORMATS: Mapping[str, Format] = {
     "sharegpt": ShareGPT(),
 }
 
+SESSIONS: Mapping[str, SessionFormat] = {
+    kind.name: kind for kind in (Agents(), TraceLab(), OpenTelemetry(), Agentic())
+}
+"""Formats of whole sessions."""
+NAMES = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
+"""How files of sessions are called, of which a folder may be full."""
+
+Paths = str | Path | Sequence[str | Path] | None
+
+
+def session_files(path: Paths, name: str) -> tuple[list[Path], SessionFormat | None]:
+    """The files at a path, of a list of paths or of a folder, and the format of sessions that is
+    called `name` or is that of the first; None for a file of requests."""
+    files, several = _files(path)
+    if name in SESSIONS:
+        return files, SESSIONS[name]
+    if name != "auto" and not several:
+        return files, None
+    with readable(files[0]), opened(files[0]) as file:
+        head = file.read(1 << 16).lstrip()
+    kind = max(SESSIONS.values(), key=lambda kind: kind.fits(head))
+    if name == "auto" and kind.fits(head) > 1:
+        return files, kind
+    if several:
+        where = path if isinstance(path, str | Path) else files[0]
+        what = f"{files[0].name} is no trace of sessions" if name == "auto" else f"format={name}"
+        known = ", ".join(SESSIONS)
+        raise ConfigError(f"path={where}: {what}: a folder or several must be of {known}")
+    return files, None
+
+
+def _files(path: Paths) -> tuple[list[Path], bool]:
+    """The files at a path, and whether there may be several."""
+    if path is not None and not isinstance(path, str | Path):
+        if not path:
+            raise ConfigError("path=[]: must name a trace file")
+        return [existing(one) for one in path], True
+    if not path or not isdir(folder := _expanded(path)):
+        return [existing(path)], False
+    files = sorted(file for file in folder.iterdir() if file.name.endswith(NAMES))
+    if not files:
+        raise ConfigError(
+            f"path={path}: is a folder without traces of sessions ({', '.join(NAMES)})"
+        )
+    return files, True
+
+
+def read_sessions(files: Sequence[Path], kind: SessionFormat, **options: Any) -> list[Session]:
+    """The sessions of all files, in order; `options` are those that any format takes."""
+    taken = {name: value for name, value in options.items() if name in kind.options}
+    sessions = list[Session]()
+    for file in files:
+        with readable(file):
+            sessions += kind.sessions(file, **taken)
+    if not sessions:
+        raise ConfigError(f"{files[0]}: holds no calls")
+    return sessions
+
 
 def existing(path: str | Path | None, key: str = "path") -> Path:
     """The path of an existing file; otherwise raises ConfigError with the closest file name."""
     if path is None or not str(path):
         raise ConfigError(f"{key}: must name a trace file")
-    file = Path(str(path))
-    with suppress(RuntimeError):  # unknown ~user: reported below as a missing folder
-        file = file.expanduser()
+    file = _expanded(path)
     try:
         size = file.stat().st_size
     except (FileNotFoundError, NotADirectoryError):
@@ -75,6 +136,13 @@ def existing(path: str | Path | None, key: str = "path") -> Path:
         raise ConfigError(f"{key}={path}: is not a plain file, which can be read twice")
     if not size:
         raise ConfigError(f"{file}: the file is empty")
+    return file
+
+
+def _expanded(path: str | Path) -> Path:
+    file = Path(str(path))
+    with suppress(RuntimeError):  # unknown ~user: reported later as a missing folder
+        file = file.expanduser()
     return file
 
 
@@ -96,7 +164,7 @@ def format_of(path: Path, name: str, columns: Mapping[str, str] | None = None) -
         formats["plain"] = OwnTimes().mapped(columns)
     if name != "auto":
         if name not in formats:
-            raise unknown("format", str(name), [*formats, "auto"])
+            raise unknown("format", str(name), [*formats, *SESSIONS, "auto"])
         return formats[name]
     with opened(path) as file:
         head = file.read(1 << 16).lstrip()
