@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +19,8 @@ from pagedsim.workload.draws import Labelled, Labels, stream
 from pagedsim.workload.limits import LONGEST, clip, notice, refuse_late
 from pagedsim.workload.replay import Replay, replayed
 from pagedsim.workload.tokens import BlockPrompts, GrowingPrompts, Prompts
-from pagedsim.workload.traces import (
-    SESSIONS,
-    Options,
-    Paths,
-    Slice,
-    Table,
-    Tokenizer,
-    read_sessions,
-    read_table,
-    session_files,
-)
+from pagedsim.workload.traces import Options, Slice, Table, Tokenizer, read_table
+from pagedsim.workload.traces.read import SESSIONS, Paths, read_sessions, session_files
 from pagedsim.workload.traces.rows import COLUMNS
 from pagedsim.workload.workload import Sessions, Workload
 
@@ -90,20 +82,19 @@ def trace(
     process = _process(arrivals, rate_scale, rate, cv, users, think_time)
     if max_len is not None:
         require_whole("max_len", max_len, 2, LONGEST)
-    played = Replay.of(replay)
+    played = Replay.of(replay, arrivals)
     files, kind = session_files(path, format)
     if kind is not None:
-        refuse_rows(kind.name, {
-            "start": (start, 0), "window": (window, None), "requests": (requests, None),
-            "where": (where or None, None), "columns": (_given(columns), {}), "n": (n, 1),
-            "drop_empty": (drop_empty, False), "sort": (sort, False), "beam": (beam, None),
-            "tokenizer": (tokenizer, None), "max_tokens": (max_tokens, None),
-            "rate": (rate if process is None else None, None),
+        named = any(columns.values()) or None if isinstance(columns, Mapping) else columns
+        _refuse_rows(kind.name, {
+            **{"start": start, "window": window, "requests": requests, "where": where or None},
+            **{"columns": named, "drop_empty": drop_empty, "sort": sort, "n": n, "beam": beam},
+            **{"tokenizer": tokenizer, "max_tokens": max_tokens},
+            **{"rate": None if process else rate},
         })  # fmt: skip
         block = require_whole("block_tokens", block_tokens, 1)
-        played.refuse_without(arrivals)
         return replayed(
-            read_sessions(files, kind, block_tokens=block, markers=played.markers),
+            read_sessions(files, kind, block, played.markers),
             played,
             process,
             Labels(priority, client, deadline),
@@ -179,17 +170,11 @@ def trace(
     )
 
 
-def _given(columns: object) -> object:
-    """Settings of columns that are set."""
-    if not isinstance(columns, Mapping):
-        return columns or {}
-    return {key: value for key, value in columns.items() if value}
-
-
-def refuse_rows(format: str, settings: Mapping[str, tuple[object, object]]) -> None:
+def _refuse_rows(format: str, settings: Mapping[str, object]) -> None:
     """Raise ConfigError for a setting of rows that is not as it is by default."""
-    for key, (value, default) in settings.items():
-        if value != default:
+    parameters = signature(trace).parameters
+    for key, value in settings.items():
+        if value != parameters[key].default:
             raise ConfigError(f"{key}={shown(value)}: format {format} holds sessions, not rows")
 
 

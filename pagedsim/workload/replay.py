@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,48 +40,31 @@ DELAYS = ("answer", "think", "none", CLOCK)
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """How recorded sessions are played."""
+    """How recorded sessions are played; `conf/workload/trace.yaml` explains each setting."""
 
     sessions: int | None = None
-    """Only the first of them."""
     plays: int = 1
-    """How often each is played, all of them once before any is played again."""
     delays: str | None = None
-    """When a call comes: `answer`, as long after the answers that it waits for as it was recorded;
-    `think`, its think time after them; `none`, at once; `clock`, at its time since the session
-    began. None: clock with the trace's own arrivals, where all times were recorded, else answer."""
     max_delay: float | None = None
-    """The longest such delay in seconds."""
     max_idle: float | None = None
-    """Closed loop: after so many seconds without a request at the server, all that is pending
-    comes sooner by the same time."""
     begin: Sequence[float] | None = None
-    """Closed loop: shares of a session between which the instant is drawn at which each lane
-    begins; None: at the first call, without a warm-up."""
     bust: bool = False
-    """Whether each play has contents of its own behind tools and system prompt."""
     shared: bool = False
-    """Whether sessions share tools of equal length, and system prompts of equal length behind
-    them."""
     markers: str = "start"
-    """What the time of a sub-agent's marker is in format agents: of its start or its end."""
     duration: float | None = None
-    """Closed loop: seconds from the end of the warm-up after which no request is sent."""
 
     def __post_init__(self) -> None:
-        if self.sessions is not None:
-            require_whole("replay.sessions", self.sessions, 1)
-        require_whole("replay.plays", self.plays, 1, MOST)
+        for name in ("sessions", "plays"):
+            if (value := getattr(self, name)) is not None or name == "plays":
+                require_whole(f"replay.{name}", value, 1, MOST)
         for name, known in (("delays", DELAYS), ("markers", MARKERS)):
             if (value := getattr(self, name)) is not None and value not in known:
                 raise ConfigError(f"replay.{name}={shown(value)}: {choices(str(value), known)}")
-        for name in ("max_delay", "max_idle"):
-            if getattr(self, name) is not None:
-                require_number(f"replay.{name}", getattr(self, name), low=0)
-        if self.duration is not None:
-            require_number("replay.duration", self.duration, above=0)
-        require_flag("replay.bust", self.bust)
-        require_flag("replay.shared", self.shared)
+        for name in ("max_delay", "max_idle", "duration"):
+            if (value := getattr(self, name)) is not None:
+                require_number(f"replay.{name}", value, low=0)
+        for name in ("bust", "shared"):
+            require_flag(f"replay.{name}", getattr(self, name))
         if self.begin is not None:
             if not isinstance(self.begin, list | tuple) or len(self.begin) != 2:
                 raise ConfigError(f"replay.begin={shown(self.begin)}: must be two shares, [0, 1]")
@@ -90,30 +72,23 @@ class Replay:
             require_number("replay.begin", self.begin[1], low=low, high=1)
 
     @classmethod
-    def of(cls, settings: Any) -> Replay:
-        """From settings by name; none: as recorded, once."""
+    def of(cls, settings: Any, arrivals: str) -> Replay:
+        """From settings by name; ConfigError for those that only other arrivals have."""
         if not isinstance(settings or {}, Mapping):
             raise ConfigError(f"replay={shown(settings)}: must be a mapping of settings")
         given = {str(key): value for key, value in (settings or {}).items()}
         refuse_settings("replay", given, cls, "replay")
-        return cls(**given)
-
-    def refuse_without(self, arrivals: str) -> None:
-        """Raise ConfigError for what only other arrivals have."""
-        closed = arrivals == "closed"
-        for name in () if closed else ("max_idle", "begin", "duration"):
-            if (value := getattr(self, name)) is not None:
+        made = cls(**given)
+        for name in ("max_idle", "begin", "duration") if arrivals != "closed" else ():
+            if (value := getattr(made, name)) is not None:
                 raise ConfigError(f"replay.{name}={shown(value)}: only with arrivals=closed")
-        if closed and self.delays == CLOCK:
-            raise ConfigError(
-                f"replay.delays={CLOCK}: must be answer, think or none with arrivals=closed, where "
-                "sessions begin when others end"
-            )
-        if arrivals == "trace" and self.plays > 1:
-            raise ConfigError(
-                f"replay.plays={self.plays}: must be 1 with arrivals=trace, which has one time for "
-                "each session; arrivals=closed plays them one after another"
-            )
+        if arrivals == "closed" and made.delays == CLOCK:
+            what = "arrivals=closed has no times: must be answer, think or none"
+            raise ConfigError(f"replay.delays={CLOCK}: {what}")
+        if arrivals == "trace" and made.plays > 1:
+            what = "must be 1 with arrivals=trace, which has one time for each session"
+            raise ConfigError(f"replay.plays={made.plays}: {what}; arrivals=closed has none")
+        return made
 
 
 @dataclass(eq=False)
@@ -131,40 +106,20 @@ class ReplayedPrompts(Prompts):
     def __getitem__(self, row: int) -> SymbolicPrompt:
         call = self.call.item(row)
         runs = slice(self.starts.item(call), self.starts.item(call + 1))
-        streams = self.streams[runs]
-        if shift := self.shift.item(row):
-            streams = streams + shift * self.moves[runs]
+        streams = self.streams[runs] + self.shift.item(row) * self.moves[runs]
         return SymbolicPrompt.up_to(streams.tolist(), self.ends[runs].tolist())
 
 
-@dataclass
-class _Rows:
-    """Columns of the requests."""
-
-    session: list[int] = field(default_factory=list)
-    turn: list[int] = field(default_factory=list)
-    after: list[Sequence[int]] = field(default_factory=list)
-    pause: list[float] = field(default_factory=list)
-    arrival: list[float] = field(default_factory=list)
-    prompt: list[int] = field(default_factory=list)
-    output: list[int] = field(default_factory=list)
-    call: list[int] = field(default_factory=list)  # over all sessions of the trace
-    play: list[int] = field(default_factory=list)
-
-    def add(
-        self, number: int, turn: int, call: int, play: int, sizes: tuple[int, int], at: float
-    ) -> None:
-        self.session.append(number)
-        self.turn.append(turn)
-        self.call.append(call)
-        self.play.append(play)
-        self.prompt.append(sizes[0])
-        self.output.append(sizes[1])
-        self.arrival.append(at)
-
-    def waits(self, after: Sequence[int], pause: float) -> None:
-        self.after.append(after)
-        self.pause.append(pause)
+class _Row(NamedTuple):
+    arrival: float
+    session: int  # in the queue
+    turn: int
+    call: int  # over all sessions of the trace
+    play: int
+    prompt: int
+    output: int
+    after: Sequence[int]
+    pause: float
 
 
 def replayed(
@@ -182,12 +137,7 @@ def replayed(
 
     Sessions with a call of more than `max_len` tokens are left out.
     """
-    fitting = [one for one in read if max_len is None or _longest(one) <= max_len]
-    if not fitting:
-        least = min(map(_longest, read))
-        what = f"all sessions have calls of more than {max_len} tokens, of {least} at least"
-        raise ConfigError(f"{what}: a longer context (server.max_model_len, max_len) would fit")
-    sessions = fitting[: replay.sessions]
+    sessions, notes = _chosen(read, replay, max_len)
     closed = process if isinstance(process, ClosedLoop) else None
     clocked = process is None and all(session.clocked for session in sessions)
     delays = replay.delays or (CLOCK if clocked else "answer")
@@ -195,10 +145,8 @@ def replayed(
         raise ConfigError(f"in_turns=false: only with replay.delays={CLOCK}, not {delays}")
     queue = [(play, number) for play in range(replay.plays) for number in range(len(sessions))]
     if closed and closed.users > len(queue):
-        raise ConfigError(
-            f"users={closed.users}: there are only {len(queue)} sessions to play; replay.plays= "
-            "plays each several times"
-        )
+        what = f"there are only {len(queue)} sessions to play"
+        raise ConfigError(f"users={closed.users}: {what}; replay.plays= plays them again")
     begins = np.array([session.begin for session in sessions]) / rate_scale
     if process is not None:
         with np.errstate(over="ignore"):
@@ -209,44 +157,71 @@ def replayed(
         maker.lanes(queue, closed.users, seed)
     for number, (play, which) in enumerate(queue):
         maker.add(number, play, which, float(begins[number]))
-    rows = maker.rows
-    if closed is None:
-        rows = _by_arrival(rows)
-    labelled = labels.draw(np.zeros(len(queue)), partial(stream, seed))
-    session, arrival = np.array(rows.session), np.array(rows.arrival)
+    if warm := len(maker.warm):
+        notes.append(f"{warm:,} calls of the warm-up are served first, and are in no metric")
+    rows = _Row(*map(list, zip(*_by_arrival(maker.rows), strict=True)))  # type: ignore[arg-type]
+    arrival, session = np.array(rows.arrival), np.array(rows.session)
     refuse_late(f"rate_scale={rate_scale:g}", arrival[-1])
-
-    def column(values: NDArray[Any]) -> NDArray[Any]:
-        return values[session] if values.ndim else values
-
-    turns = Sessions(
-        rows.session, rows.turn, rows.after, rows.pause, warmup=len(maker.warm),
-        max_idle=replay.max_idle, duration=replay.duration,
-    )  # fmt: skip
-    models = [{"model": call.model} for one in sessions for call in one.calls]
-    extra = [MappingProxyType(model) for model in models]
+    labelled = labels.draw(np.zeros(len(queue)), partial(stream, seed))
+    priority, client, deadline = (
+        column[session] if column.ndim else column
+        for column in (labelled.priority, labelled.client, labelled.deadline)
+    )
+    extra = [{"model": call.model} for one in sessions for call in one.calls]
     return Workload.of(
         arrival,
         rows.prompt,
         rows.output,
-        priority=column(labelled.priority),
-        client=column(labelled.client),
+        priority=priority,
+        client=client,
         clients=labelled.clients,
-        deadline=arrival + column(labelled.deadline),
+        deadline=arrival + deadline,
         prompts=_prompts(sessions, rows, replay),
-        turns=turns,
-        extra=[extra[call] for call in rows.call],
+        turns=Sessions(
+            rows.session, rows.turn, rows.after, rows.pause,  # type: ignore[arg-type]
+            warmup=warm, max_idle=replay.max_idle, duration=replay.duration,
+        ),
+        extra=[extra[call] for call in np.array(rows.call).tolist()],
         mode="open" if process is None else process.mode,
         users=closed.users if closed else None,
         think_time=closed.think_time if closed else 0.0,
         drawn=(process is not None and process.drawn) or labels.drawn or bool(maker.instants),
         whole=True,
-        notices=tuple(_notices(read, len(fitting), sessions, replay, max_len, len(maker.warm))),
-    )
+        notices=notes,
+    )  # fmt: skip
 
 
-def _longest(session: Session) -> int:
-    return max(call.prompt + call.output for call in session.calls)
+def _chosen(
+    read: Sequence[Session], replay: Replay, max_len: int | None
+) -> tuple[Sequence[Session], list[str]]:
+    """The sessions that are played, and what a reader must know of them."""
+    longest = [max(call.prompt + call.output for call in session.calls) for session in read]
+    fitting = [
+        one for one, tokens in zip(read, longest, strict=True) if not max_len or tokens <= max_len
+    ]
+    if not fitting:
+        what = f"all sessions have calls of more than {max_len} tokens, of {min(longest)} at least"
+        raise ConfigError(f"{what}: a longer context (server.max_model_len, max_len) would fit")
+    sessions, notes = fitting[: replay.sessions], list[str]()
+    if len(fitting) < len(read):
+        out = f"{len(read) - len(fitting)} of {len(read)} sessions"
+        notes.append(f"left out, since they have calls of more than {max_len:,} tokens: {out}")
+    if len(sessions) < len(fitting):
+        notes.append(f"only the first {len(sessions)} of {len(fitting)} sessions are played")
+    counted = {
+        "orphans": "sub-agents were left out, since no call of their parent precedes them",
+        "undated": "calls were left out, since nothing says when they were",
+        "unknown": "calls have no hash_ids: their prompts are unlike all others",
+        "late": "calls were made before the sub-agents that they wait for had returned, if these "
+        "began at their markers; replay.markers=end takes markers for returns",
+    }
+    for name, what in counted.items():
+        if count := sum(getattr(session, name) for session in sessions):
+            notes.append(f"{count:,} {what}")
+    models = {call.model for session in sessions for call in session.calls if call.model}
+    if len(models) > 1:
+        notes.append(f"calls of {len(models)} models are all served by the one that is simulated")
+    return sessions, notes
 
 
 @dataclass
@@ -258,7 +233,7 @@ class _Maker:
     delays: str
     in_turns: bool
     rate_scale: float
-    rows: _Rows = field(default_factory=_Rows)
+    rows: list[_Row] = field(default_factory=list)
     instants: dict[int, float] = field(default_factory=dict)
     """When each lane begins, in its first session."""
     warm: Sequence[int] = ()
@@ -274,47 +249,38 @@ class _Maker:
         low, high = self.replay.begin or (0.0, 0.0)
         shares = stream(seed, "lanes").uniform(low, high, users).tolist()
         for number, (share, (play, which)) in enumerate(zip(shares, queue, strict=False)):
-            calls = self.sessions[which].calls
+            calls, first = self.sessions[which].calls, self._first[which]
             self.instants[number] = instant = share * calls[-1].at
             last = {call.agent: place for place, call in enumerate(calls) if call.at < instant}
             active = {call.agent for call in calls if call.at >= instant}
             for place in sorted(place for agent, place in last.items() if agent in active):
-                sizes = (calls[place].prompt, 1)
-                self.rows.add(number, place + 1, self._first[which] + place, play, sizes, 0.0)
-                self.rows.waits([], 0.0)
-        self.warm = range(len(self.rows.turn))
+                of = (number, place + 1, first + place, play, calls[place].prompt, 1)
+                self.rows.append(_Row(0.0, *of, (), 0.0))
+        self.warm = range(len(self.rows))
 
     def add(self, number: int, play: int, which: int, begin: float) -> None:
         """Add the calls of a session; of a lane's first one those since the lane's instant."""
-        calls, rows = self.sessions[which].calls, self.rows
-        instant = self.instants.get(number)
-        row_of: dict[int, int] = {}
+        calls, row_of = self.sessions[which].calls, dict[int, int]()
         for place, call in enumerate(calls):
-            if instant is not None and call.at < instant:
+            if call.at < self.instants.get(number, 0.0):
                 continue
             at = begin + call.at / self.rate_scale if self.delays == CLOCK else begin
-            sizes = (call.prompt, call.output)
-            waited = [other for other in call.after if other in row_of]
-            waits = self._waits(call, calls, waited, row_of, instant)
-            row_of[place] = len(rows.turn)
-            rows.add(number, place + 1, self._first[which] + place, play, sizes, at)
-            rows.waits(*waits)
+            waits = self._waits(call, calls, row_of, self.instants.get(number))
+            row_of[place] = len(self.rows)
+            of = (number, place + 1, self._first[which] + place, play, call.prompt, call.output)
+            self.rows.append(_Row(at, *of, *waits))
 
     def _waits(
-        self,
-        call: Call,
-        calls: Sequence[Call],
-        waited: Sequence[int],
-        row_of: Mapping[int, int],
-        instant: float | None,
+        self, call: Call, calls: Sequence[Call], row_of: Mapping[int, int], instant: float | None
     ) -> tuple[Sequence[int], float]:
         """The rows that a call waits for, and how long it comes after them."""
+        waited = [other for other in call.after if other in row_of]
         if self.delays == CLOCK:
             return [row_of[other] for other in waited] if self.in_turns else [], 0.0
         if not waited and instant is not None:
             return self.warm, self._delay(call.at - instant)
-        if not waited and row_of:  # another that begins alone: counted from the session's first
-            waited = [next(iter(row_of))]
+        if not waited:  # another that begins alone: counted from the session's first
+            waited = list(row_of)[:1]
         if not waited:
             return [], 0.0
         delay = call.at - max(calls[other].end for other in waited)
@@ -328,79 +294,41 @@ class _Maker:
         return seconds if most is None else min(seconds, most)
 
 
-def _by_arrival(rows: _Rows) -> _Rows:
+def _by_arrival(rows: Sequence[_Row]) -> Iterator[_Row]:
     """The rows in order of arrival; those that arrive at once stay as they are."""
-    order = np.argsort(rows.arrival, kind="stable").tolist()
+    order = sorted(range(len(rows)), key=lambda row: rows[row].arrival)
     row_of = {old: new for new, old in enumerate(order)}
-    columns = {name: [column[old] for old in order] for name, column in vars(rows).items()} | {
-        "after": [[row_of[other] for other in rows.after[old]] for old in order]
-    }
-    return _Rows(**columns)
+    for old in order:
+        yield rows[old]._replace(after=[row_of[other] for other in rows[old].after])
 
 
-def _prompts(sessions: Sequence[Session], rows: _Rows, replay: Replay) -> ReplayedPrompts:
-    streams, ends, moves, counts = list[int](), list[int](), list[int](), list[int]()
+def _prompts(sessions: Sequence[Session], rows: Any, replay: Replay) -> ReplayedPrompts:
+    """The prompts of all rows, whose columns `rows` has."""
     shared: dict[Common, int] = {}
     if replay.shared:
         keys = (key for session in sessions for key in session.common.values())
         shared = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     bases, total = dict[Space, int](), len(shared)
+    runs, counts = list[tuple[int, int, bool]](), [0]
     for session in sessions:
         if session.space not in bases:
             bases[session.space] = total
             total += session.space.streams
         base, common = bases[session.space], session.common
         for call in session.calls:
-            for run in call.streams:
-                key = common.get(run)
-                streams.append(shared.get(key, base + run) if key else base + run)
-                moves.append(key is None)
-            ends += call.ends
             counts.append(len(call.streams))
+            for run, end in zip(call.streams, call.ends, strict=True):
+                key = common.get(run)
+                number = base + run if key is None else shared.get(key, base + run)
+                runs.append((number, end, key is None))
     blocks = {session.block for session in sessions}
-    plays = np.array(rows.play, np.int64)
+    streams, ends, moves = np.array(runs, np.int64).T.copy()
     return ReplayedPrompts(
-        np.array(streams, np.int64),
-        np.array(ends, np.int64),
-        np.array(moves, np.int64),
-        np.concatenate([[0], np.cumsum(counts)]),
-        np.array(rows.call, np.int64),
-        plays * total if replay.bust else np.zeros_like(plays),
-        blocks.pop() if len(blocks) == 1 else None,
+        streams,
+        ends,
+        moves,
+        starts=np.cumsum(counts),
+        call=np.array(rows.call),
+        shift=np.array(rows.play, np.int64) * (total if replay.bust else 0),
+        block=blocks.pop() if len(blocks) == 1 else None,
     )
-
-
-def _notices(
-    read: Sequence[Session],
-    fitting: int,
-    sessions: Sequence[Session],
-    replay: Replay,
-    max_len: int | None,
-    warm: int,
-) -> Iterator[str]:
-    """What a reader must know of the sessions: what is left out, and what was not recorded."""
-    if fitting < len(read):
-        out = f"{len(read) - fitting} of {len(read)} sessions"
-        yield f"left out, since they have calls of more than {max_len:,} tokens: {out}"
-    if len(sessions) < fitting:
-        yield f"only the first {len(sessions)} of {fitting} sessions are played"
-
-    def total(name: str) -> int:
-        return sum(getattr(session, name) for session in sessions)
-
-    if count := total("orphans"):
-        yield f"{count:,} sub-agents were left out, since no call of their parent precedes them"
-    if count := total("undated"):
-        yield f"{count:,} calls were left out, since nothing says when they were"
-    if count := total("unknown"):
-        yield f"{count:,} calls have no hash_ids: their prompts are unlike all others"
-    if (count := total("late")) and replay.markers == "start":
-        yield (
-            f"{count:,} calls were made before the sub-agents that they wait for had returned, if "
-            "these began at their markers; replay.markers=end takes markers for returns"
-        )
-    models = {call.model for session in sessions for call in session.calls if call.model}
-    if len(models) > 1:
-        yield f"calls of {len(models)} models are all served by the one that is simulated"
-    if warm:
-        yield f"{warm:,} calls of the warm-up are served first, and are in no metric"

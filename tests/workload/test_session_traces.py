@@ -242,7 +242,7 @@ def other_files(folder: Path) -> str:
         ),
         (str, "is a folder without traces of sessions (.json, .jsonl, .json.gz, .jsonl.gz)"),
         (other_files, "path= | a.json is no trace of sessions | agents, tracelab, otel, agentic"),
-        (lambda f: [], "path=[]: must name a trace file"),
+        (lambda f: [], "path: must name a trace file"),
         (lambda f: [f / "none.json"], "none.json: there is no such file"),
     ],
 )

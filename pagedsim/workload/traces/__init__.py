@@ -1,29 +1,6 @@
-"""Trace files: one reader a format; `read_table` reads any of requests, `read_sessions` any of
-whole sessions."""
+"""Trace files: one reader a format; `read_table` reads any of them."""
 
-from pagedsim.workload.traces.read import (
-    FORMATS,
-    SESSIONS,
-    Paths,
-    Slice,
-    Table,
-    read_lengths,
-    read_sessions,
-    read_table,
-    session_files,
-)
+from pagedsim.workload.traces.read import FORMATS, Slice, Table, read_lengths, read_table
 from pagedsim.workload.traces.rows import Options, Tokenizer
 
-__all__ = [
-    "FORMATS",
-    "SESSIONS",
-    "Options",
-    "Paths",
-    "Slice",
-    "Table",
-    "Tokenizer",
-    "read_lengths",
-    "read_sessions",
-    "read_table",
-    "session_files",
-]
+__all__ = ["FORMATS", "Options", "Slice", "Table", "Tokenizer", "read_lengths", "read_table"]

@@ -2,39 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
-from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import shown
 from pagedsim.workload.traces.sessions import (
-    Blocks,
     Call,
     Contents,
     Fields,
     Session,
     SessionFormat,
-    Space,
-    continued,
     in_order,
     lines_of,
     numbered,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """A line: its session, and the lines that it waits for."""
-
-    of: Fields
-    session: str
-    waits: Sequence[int]
-    continues: int | None
-    """The line before it of its session."""
 
 
 class Agentic(SessionFormat):
@@ -45,146 +30,127 @@ class Agentic(SessionFormat):
     """
 
     name = "agentic"
-    options = ("block_tokens",)
 
-    def fits(self, head: str) -> float:
-        def has(*names: str) -> bool:
-            return all(f'"{name}"' in head for name in names)
+    def fits(self, head: str) -> bool:
+        chained = re.search(r'"(delay|wait_for)"|"session_id"(?=.*"hash_ids")', head, re.S)
+        return head.startswith("{") and '"input_length"' in head and chained is not None
 
-        chained = has("delay") or has("wait_for") or has("session_id", "hash_ids")
-        return 1.5 * (head.startswith("{") and has("input_length") and chained)
+    def sessions(self, path: Path, block_tokens: int, markers: str) -> Iterator[Session]:
+        lines = list(lines_of(path))
+        names = [line.text("session_id") or f"line {n}" for n, line in enumerate(lines, 1)]
+        before, last = list[int | None](), dict[str, int]()
+        for place, name in enumerate(names):
+            before.append(last.get(name))
+            last[name] = place
+        waits = _waits(lines, before)
+        calls, contents = _calls(lines, before, waits, block_tokens)
+        groups, group_of = dict[int, list[int]](), _groups(before, waits)
+        for place in calls:  # behind those that it waits for
+            groups.setdefault(group_of[place], []).append(place)
+        sessions = []
+        for members in groups.values():
+            begin, made = in_order(_renumbered(members, calls, names))
+            values = [lines[place].values for place in members]
+            timed = all(one.get("timestamp") is not None for one in values)
+            sessions.append(
+                Session(
+                    name=names[members[0]],
+                    calls=made,
+                    space=contents.space,
+                    block=block_tokens,
+                    begin=begin,
+                    clocked=timed and not any(one.get("delay") for one in values),
+                )
+            )
+        yield from sorted(sessions, key=lambda session: session.begin)
 
-    def sessions(self, path: Path, **options: Any) -> Iterator[Session]:
-        rows = _rows(path)
-        block = options["block_tokens"]
-        lengths = [row.of.tokens("input_length", 1) for row in rows]
-        ids = numbered([
-            row.of.blocks("hash_ids", length, block)
-            for row, length in zip(rows, lengths, strict=True)
-        ])  # fmt: skip
-        space = Space()
-        contents = Contents.of(space, block, ids)
-        order = _order(rows)
-        made = _calls(rows, order, lengths, ids, contents)
-        groups = _groups(rows)
-        found = []
-        for _, members in groupby(sorted(order, key=groups.__getitem__), groups.__getitem__):
-            found.append(_session([*members], rows, made, space, block))
-        yield from sorted(found, key=lambda session: session.begin)
 
-
-def _rows(path: Path) -> list[_Row]:
-    lines = list(lines_of(path))
-    names: dict[str, int] = {}
+def _waits(lines: Sequence[Fields], before: Sequence[int | None]) -> list[list[int]]:
+    """The lines that each line waits for."""
+    named: dict[str, int] = {}
     for place, line in enumerate(lines):
-        if name := line.text("request_id"):
-            if name in names:
-                raise line.wrong("request_id", f"unlike that of line {names[name] + 1}")
-            names[name] = place
-    rows, last = list[_Row](), dict[str, int]()
-    for place, line in enumerate(lines):
-        session = line.text("session_id") or f"line {place + 1}"
-        before = last.get(session)
-        last[session] = place
+        if (name := line.text("request_id")) and named.setdefault(name, place) != place:
+            raise line.wrong("request_id", f"unlike that of line {named[name] + 1}")
+    waits = []
+    for line, last in zip(lines, before, strict=True):
         wanted = line.values.get("wait_for")
-        if wanted is not None:
-            waits = [_named(line, name, names) for name in _listed(line, wanted)]
-        else:
-            explicit = line.values.get("request_id") is not None
-            waits = [] if before is None or explicit else [before]
-        rows.append(_Row(line, session, waits, before))
-    return rows
+        if wanted is None:
+            waits.append([] if last is None or line.text("request_id") else [last])
+            continue
+        if not isinstance(wanted, list):
+            raise line.wrong("wait_for", "a list of request_ids")
+        for name in wanted:
+            if str(name) not in named:
+                what = f"wait_for={shown(name)}: no line has this request_id"
+                raise ConfigError(f"{line.where}: {what}")
+        waits.append([named[str(name)] for name in wanted])
+    return waits
 
 
-def _listed(line: Fields, wanted: Any) -> list[Any]:
-    if not isinstance(wanted, list):
-        raise line.wrong("wait_for", "a list of request_ids")
-    return wanted
+def _calls(
+    lines: Sequence[Fields],
+    before: Sequence[int | None],
+    waits: Sequence[Sequence[int]],
+    block: int,
+) -> tuple[dict[int, Call], Contents]:
+    """Calls by line, each behind those that it waits for. A delay counts from these answers, which
+    take no time, since nothing says how long they took."""
+    lengths = [line.tokens("input_length", 1) for line in lines]
+    pairs = zip(lines, lengths, strict=True)
+    ids = numbered([line.blocks("hash_ids", length, block) for line, length in pairs])
+    contents, calls = Contents.of(block, ids), dict[int, Call]()
+    for place in _order(lines, waits):
+        line, prompt = lines[place], lengths[place]
+        delay = line.seconds("delay", 0.0, 1e-3) + line.seconds("tool_wait_ms", 0.0, 1e-3)
+        stated = line.optional_seconds("timestamp", 1e-3)
+        ready = max((calls[other].at for other in waits[place]), default=0.0)
+        at = ready + delay if stated is None or (waits[place] and delay) else max(stated, ready)
+        last = before[place]
+        previous = None if last is None else calls.get(last)
+        grown = previous if previous is not None and previous.prompt <= prompt else None
+        runs = contents.runs(ids[place], prompt, grown, prompt)
+        output = max(line.tokens("output_length", 0), 1)
+        calls[place] = Call(at, at, None, prompt, output, *runs, tuple(waits[place]), 0)
+    return calls, contents
 
 
-def _named(line: Fields, name: Any, names: Mapping[str, int]) -> int:
-    if str(name) not in names:
-        raise ConfigError(f"{line.where}: wait_for={shown(name)}: no line has this request_id")
-    return names[str(name)]
-
-
-def _order(rows: Sequence[_Row]) -> list[int]:
+def _order(lines: Sequence[Fields], waits: Sequence[Sequence[int]]) -> list[int]:
     """Lines in an order in which each stands behind those that it waits for."""
-    sorter = TopologicalSorter({place: row.waits for place, row in enumerate(rows)})
     try:
-        return list(sorter.static_order())
+        return list(TopologicalSorter(dict(enumerate(waits))).static_order())
     except CycleError as error:
-        circle = [rows[place].of for place in error.args[1]]
+        circle = [lines[place] for place in error.args[1]]
         names = " after ".join(line.text("request_id") for line in reversed(circle))
         raise ConfigError(f"{circle[0].where}: wait_for: a cycle of calls: {names}") from None
 
 
-def _calls(
-    rows: Sequence[_Row],
-    order: Sequence[int],
-    lengths: Sequence[int],
-    ids: Sequence[Blocks],
-    contents: Contents,
-) -> dict[int, Call]:
-    """Calls by line, which wait for lines. A delay counts from the answers that a call waits for,
-    and these take no time, since nothing says how long they took."""
-    made: dict[int, Call] = {}
-    for place in order:
-        row, prompt = rows[place], lengths[place]
-        delay = sum(
-            row.of.optional_seconds(name, unit=1e-3) or 0.0 for name in ("delay", "tool_wait_ms")
-        )
-        stated = row.of.optional_seconds("timestamp", unit=1e-3)
-        ready = max((made[other].at for other in row.waits), default=0.0)
-        at = ready + delay if stated is None or (row.waits and delay) else max(stated, ready)
-        before = None if row.continues is None else made.get(row.continues)
-        if len(ids[place]):
-            runs = contents.runs(ids[place], prompt)
-        else:
-            shared = before.prompt if before is not None and before.prompt <= prompt else 0
-            runs = continued(before, shared, prompt, contents.space)
-        output = max(row.of.tokens("output_length", 0), 1)
-        made[place] = Call(at, at, None, prompt, output, *runs, tuple(row.waits), 0)
-    return made
-
-
-def _groups(rows: Sequence[_Row]) -> list[int]:
+def _groups(before: Sequence[int | None], waits: Sequence[Sequence[int]]) -> list[int]:
     """Of each line the first line of its session: lines of one name, or that wait for another."""
-    parents = list(range(len(rows)))
+    parents = list(range(len(before)))
 
     def root(place: int) -> int:
         while parents[place] != place:
             parents[place] = place = parents[parents[place]]
         return place
 
-    for place, row in enumerate(rows):
-        for other in (*row.waits, *(() if row.continues is None else (row.continues,))):
-            parents[max(root(place), root(other))] = min(root(place), root(other))
-    return list(map(root, range(len(rows))))
+    for place, (last, others) in enumerate(zip(before, waits, strict=True)):
+        for other in (*others, *([] if last is None else [last])):
+            ends = root(place), root(other)
+            parents[max(ends)] = min(ends)
+    return list(map(root, range(len(before))))
 
 
-def _session(
-    members: Sequence[int],
-    rows: Sequence[_Row],
-    made: Mapping[int, Call],
-    space: Space,
-    block: int,
-) -> Session:
+def _renumbered(
+    members: Sequence[int], calls: Mapping[int, Call], names: Sequence[str]
+) -> list[Call]:
+    """The calls of a session, where lines become places in it and names numbers of agents."""
     place_of = {line: place for place, line in enumerate(members)}
-    names = list(dict.fromkeys(rows[line].session for line in members))
-    calls = []
-    for line in members:
-        after = tuple(place_of[other] for other in made[line].after)
-        calls.append(replace(made[line], after=after, agent=names.index(rows[line].session)))
-    begin, calls = in_order(calls)
-    clocked = all(rows[line].of.values.get("timestamp") is not None for line in members)
-    delayed = any(rows[line].of.values.get("delay") for line in members)
-    return Session(
-        name=names[0],
-        calls=calls,
-        space=space,
-        block=block,
-        begin=begin,
-        clocked=clocked and not delayed,
-        agents=len(names) - 1,
-    )
+    number = {name: n for n, name in enumerate(dict.fromkeys(names[line] for line in members))}
+    return [
+        replace(
+            calls[line],
+            after=tuple(place_of[other] for other in calls[line].after),
+            agent=number[names[line]],
+        )
+        for line in members
+    ]

@@ -73,47 +73,35 @@ Paths = str | Path | Sequence[str | Path] | None
 def session_files(path: Paths, name: str) -> tuple[list[Path], SessionFormat | None]:
     """The files at a path, of a list of paths or of a folder, and the format of sessions that is
     called `name` or is that of the first; None for a file of requests."""
-    files, several = _files(path)
-    if name in SESSIONS:
-        return files, SESSIONS[name]
-    if name != "auto" and not several:
-        return files, None
+    several = True
+    if path and isdir(str(path)):
+        folder = Path(str(path))
+        files = sorted(file for file in folder.iterdir() if file.name.endswith(NAMES))
+        if not files:
+            what = f"is a folder without traces of sessions ({', '.join(NAMES)})"
+            raise ConfigError(f"path={path}: {what}")
+    else:
+        several = path is not None and not isinstance(path, str | Path)
+        every: Sequence[Any] = path or [None] if several else [path]  # type: ignore[assignment]
+        files = [existing(one) for one in every]
     with readable(files[0]), opened(files[0]) as file:
-        head = file.read(1 << 16).lstrip()
-    kind = max(SESSIONS.values(), key=lambda kind: kind.fits(head))
-    if name == "auto" and kind.fits(head) > 1:
-        return files, kind
-    if several:
-        where = path if isinstance(path, str | Path) else files[0]
+        head = "" if name != "auto" else file.read(1 << 16).lstrip()
+    fitting = [kind for kind in SESSIONS.values() if kind.name == name or kind.fits(head)]
+    if several and not fitting:
         what = f"{files[0].name} is no trace of sessions" if name == "auto" else f"format={name}"
-        known = ", ".join(SESSIONS)
-        raise ConfigError(f"path={where}: {what}: a folder or several must be of {known}")
-    return files, None
+        known = f"a folder or several must be of {', '.join(SESSIONS)}"
+        raise ConfigError(f"path={path}: {what}: {known}")
+    return files, fitting[0] if fitting else None
 
 
-def _files(path: Paths) -> tuple[list[Path], bool]:
-    """The files at a path, and whether there may be several."""
-    if path is not None and not isinstance(path, str | Path):
-        if not path:
-            raise ConfigError("path=[]: must name a trace file")
-        return [existing(one) for one in path], True
-    if not path or not isdir(folder := _expanded(path)):
-        return [existing(path)], False
-    files = sorted(file for file in folder.iterdir() if file.name.endswith(NAMES))
-    if not files:
-        raise ConfigError(
-            f"path={path}: is a folder without traces of sessions ({', '.join(NAMES)})"
-        )
-    return files, True
-
-
-def read_sessions(files: Sequence[Path], kind: SessionFormat, **options: Any) -> list[Session]:
-    """The sessions of all files, in order; `options` are those that any format takes."""
-    taken = {name: value for name, value in options.items() if name in kind.options}
+def read_sessions(
+    files: Sequence[Path], kind: SessionFormat, block_tokens: int, markers: str
+) -> list[Session]:
+    """The sessions of all files, in order."""
     sessions = list[Session]()
     for file in files:
         with readable(file):
-            sessions += kind.sessions(file, **taken)
+            sessions += kind.sessions(file, block_tokens=block_tokens, markers=markers)
     if not sessions:
         raise ConfigError(f"{files[0]}: holds no calls")
     return sessions
@@ -123,7 +111,9 @@ def existing(path: str | Path | None, key: str = "path") -> Path:
     """The path of an existing file; otherwise raises ConfigError with the closest file name."""
     if path is None or not str(path):
         raise ConfigError(f"{key}: must name a trace file")
-    file = _expanded(path)
+    file = Path(str(path))
+    with suppress(RuntimeError):  # unknown ~user: reported below as a missing folder
+        file = file.expanduser()
     try:
         size = file.stat().st_size
     except (FileNotFoundError, NotADirectoryError):
@@ -136,13 +126,6 @@ def existing(path: str | Path | None, key: str = "path") -> Path:
         raise ConfigError(f"{key}={path}: is not a plain file, which can be read twice")
     if not size:
         raise ConfigError(f"{file}: the file is empty")
-    return file
-
-
-def _expanded(path: str | Path) -> Path:
-    file = Path(str(path))
-    with suppress(RuntimeError):  # unknown ~user: reported later as a missing folder
-        file = file.expanduser()
     return file
 
 

@@ -26,6 +26,8 @@ from pagedsim.workload.traces.rows import opened
 Blocks = NDArray[np.int64]
 Common = tuple[Any, ...]
 """Names the tokens of tools or of a system prompt; equal in sessions of one client's version."""
+Runs = tuple[list[int], list[int]]
+"""The streams of a prompt's runs, and the tokens up to the end of each."""
 
 SOON = 1e-6
 """Seconds that recorded times may be off."""
@@ -66,40 +68,28 @@ class Session:
     name: str
     calls: Sequence[Call]
     space: Space
-    common: Mapping[int, Common] = field(default_factory=dict)
-    """Streams of tools and system prompts by what they hold."""
-    block: int | None = None
-    """Tokens of a block, where contents are known by block."""
-    begin: float = 0.0
-    """Seconds since the first session began."""
-    clocked: bool = True
-    """Whether the starts of all calls were recorded, and not only delays."""
-    orphans: int = 0
-    """Sub-agents left out, since no call of their parent comes before them."""
-    late: int = 0
-    """Calls that began before the sub-agents that they wait for had returned."""
-    agents: int = 0
-    """Sub-agents."""
-    unknown: int = 0
-    """Calls of whose prompt nothing is known."""
-    undated: int = 0
-    """Calls left out, since nothing says when they were."""
+    common: Mapping[int, Common] = field(default_factory=dict)  # by stream
+    block: int | None = None  # tokens of a block, where contents are known by block
+    begin: float = 0.0  # seconds
+    clocked: bool = True  # whether the starts of all calls were recorded, and not only delays
+    orphans: int = 0  # sub-agents left out, since no call of their parent comes before them
+    late: int = 0  # calls before the return of a sub-agent that they wait for
+    unknown: int = 0  # calls of whose prompt nothing is known
+    undated: int = 0  # calls left out, since nothing says when they were
 
 
 class SessionFormat(ABC):
     """A format of files that hold whole sessions."""
 
     name: str
-    options: tuple[str, ...] = ()
-    """Settings of `trace` that it takes beside those of all."""
 
     @abstractmethod
-    def fits(self, head: str) -> float:
-        """How well the beginning of a file matches; above 1 for a match."""
+    def fits(self, head: str) -> bool:
+        """Whether the beginning of a file looks like it."""
 
     @abstractmethod
-    def sessions(self, path: Path, **options: Any) -> Iterator[Session]:
-        """The sessions of a file, in order."""
+    def sessions(self, path: Path, block_tokens: int, markers: str) -> Iterator[Session]:
+        """The sessions of a file, in order; the settings are those of formats that have them."""
 
 
 @dataclass(frozen=True)
@@ -116,39 +106,38 @@ class Fields:
         return cls(value, where)
 
     def wrong(self, name: str, must: str) -> ConfigError:
-        if self.values.get(name) is None:
-            return ConfigError(f"{self.where}: no field {name!r}: must be {must}")
-        return ConfigError(f"{self.where}: {name}={shown(self.values[name]):.60}: must be {must}")
+        value = self.values.get(name)
+        has = f"no field {name!r}" if value is None else f"{name}={shown(value):.60}"
+        return ConfigError(f"{self.where}: {has}: must be {must}")
 
-    def seconds(
-        self, name: str, low: float = 0.0, default: float | None = None, unit: float = 1.0
-    ) -> float:
-        """Seconds of a field that may be `default` where it is missing or null, in `unit`s."""
-        found = self.optional_seconds(name, low, unit)
-        if found is None and default is None:
+    def seconds(self, name: str, default: float | None = None, unit: float = 1.0) -> float:
+        """Seconds of a field in `unit`s, or `default` where it is missing or null."""
+        value = self.optional_seconds(name, unit)
+        if value is None and default is None:
             raise self.wrong(name, "a number of seconds")
-        return default if found is None else found  # type: ignore[return-value]
+        return value if value is not None else default or 0.0
 
-    def optional_seconds(self, name: str, low: float = 0.0, unit: float = 1.0) -> float | None:
+    def optional_seconds(self, name: str, unit: float = 1.0) -> float | None:
         value = self.values.get(name)
         if value is None:
             return None
-        if type(value) not in (int, float) or not low <= value * unit <= LATEST:
-            raise self.wrong(name, f"a number from {low:g} to {LATEST / unit:g}")
+        if type(value) not in (int, float) or not 0 <= value * unit <= LATEST:
+            raise self.wrong(name, f"a number from 0 to {LATEST / unit:g}")
         return float(value) * unit
 
     def tokens(self, name: str, low: int, default: int | None = None) -> int:
-        value = self.values.get(name, default)
-        if value is None and default is not None:
-            value = default
+        value = self.values.get(name)
+        value = default if value is None else value
         if type(value) is not int or not low <= value <= LONGEST:
             raise self.wrong(name, f"a whole number of tokens from {low} to {LONGEST}")
-        return int(value)
+        return value
 
-    def objects(self, name: str) -> Iterator[Fields]:
+    def objects(self, name: str, required: bool = True) -> Iterator[Fields]:
         """The objects of a list, each with its place."""
         value = self.values.get(name)
         if not isinstance(value, list):
+            if value is None and not required:
+                return
             raise self.wrong(name, "a list of objects")
         for place, entry in enumerate(value):
             yield Fields.of(entry, f"{self.where}: {name}[{place}]")
@@ -166,10 +155,9 @@ class Fields:
         if type(ids) is not list or set(map(type, ids)) - {int}:
             raise self.wrong(name, "a list of whole numbers")
         if ids and not prompt // block <= len(ids) <= -(-prompt // block):
-            raise ConfigError(
-                f"{self.where}: {name} has {len(ids)} blocks for {prompt} tokens: must be one for "
-                f"each {block} tokens ({prompt // block})"
-            )
+            must = f"must be one for each {block} tokens ({prompt // block})"
+            has = f"{name} has {len(ids)} blocks for {prompt} tokens"
+            raise ConfigError(f"{self.where}: {has}: {must}")
         return ids
 
 
@@ -179,6 +167,12 @@ def lines_of(path: Path) -> Iterator[Fields]:
         for line, text in enumerate(file, 1):
             if not text.isspace():
                 yield Fields.of(parsed(path, line, text), f"{path}:{line}")
+
+
+def whole_of(path: Path) -> Fields:
+    """The object over all lines of a file."""
+    with opened(path) as file:
+        return Fields.of(parsed(path, None, file.read()), str(path))
 
 
 def numbered(lists: Sequence[Sequence[int]]) -> list[Blocks]:
@@ -195,63 +189,50 @@ def numbered(lists: Sequence[Sequence[int]]) -> list[Blocks]:
 
 @dataclass(eq=False)
 class Contents:
-    """What prompts of a space hold, from the names of their blocks."""
+    """What prompts of a space hold, from the names of their blocks or of the prompt before."""
 
     space: Space
     block: int
     kinds: NDArray[np.int32]
     """Of each block: 0, or the part of an agent's beginning that it is of."""
     common: dict[int, Common] = field(default_factory=dict)
+    unknown: int = 0
     _parts: int = 0
 
     @classmethod
-    def of(cls, space: Space, block: int, lists: Sequence[Blocks]) -> Contents:
+    def of(cls, block: int, lists: Sequence[Blocks]) -> Contents:
         size = max((int(ids.max()) + 1 for ids in lists if len(ids)), default=0)
-        space.streams += size
-        return cls(space, block, np.zeros(size, np.int32))
+        return cls(Space(size), block, np.zeros(size, np.int32))
 
     def begins(self, ids: Blocks, tools: int, system: int) -> None:
         """An agent's first prompt, of which so many tokens are tools and the system prompt."""
-        bounds = (0, tools // self.block, (tools + system) // self.block)
-        for names, start, end in zip(
-            (("tools", tools), ("system", tools, system)), bounds, bounds[1:], strict=False
-        ):
+        start = 0
+        for names, end in ((("tools", tools), tools), (("system", tools, system), tools + system)):
             self._parts += 1
-            for place, name in enumerate(ids[start:end].tolist(), start):
+            for place, name in enumerate(ids[start : end // self.block].tolist(), start):
                 if not self.kinds[name]:
                     self.kinds[name] = self._parts
                     self.common[name] = (*names, place)
+            start = end // self.block
 
-    def runs(self, ids: Blocks, prompt: int) -> tuple[list[int], list[int]]:
-        """Streams and ends of a prompt of these blocks; tokens beyond them are its own."""
+    def runs(self, ids: Blocks, prompt: int, before: Call | None = None, shared: int = 0) -> Runs:
+        """Of a prompt of these blocks; or of one that begins with so many tokens of another, at
+        most. What is known of neither is its own."""
         streams, ends = list[int](), list[int]()
         if len(ids):
             turns = (np.diff(ids) != 1) | (np.diff(self.kinds[ids]) != 0)
             starts = np.flatnonzero(turns) + 1
             streams = ids[np.concatenate(([0], starts))].tolist()
             ends = [*(starts * self.block).tolist(), min(len(ids) * self.block, prompt)]
+        elif before is not None and (shared := min(shared, prompt, before.prompt)):
+            kept = int(np.searchsorted(before.ends, shared)) + 1
+            streams, ends = list(before.streams[:kept]), [*before.ends[: kept - 1], shared]
+        else:
+            self.unknown += prompt >= self.block > 1
         if not ends or ends[-1] < prompt:
             streams.append(self.space.new())
             ends.append(prompt)
         return streams, ends
-
-
-def continued(
-    before: Call | None, shared: int, prompt: int, space: Space
-) -> tuple[list[int], list[int]]:
-    """Streams and ends of a prompt that begins with so many tokens of the one before, at most."""
-    streams, ends, shared = list[int](), list[int](), min(shared, prompt)
-    if before is not None:
-        for stream, end in zip(before.streams, before.ends, strict=True):
-            if not ends or ends[-1] < shared:
-                streams.append(stream)
-                ends.append(min(end, shared))
-        if not shared:
-            streams, ends = [], []
-    if not ends or ends[-1] < prompt:
-        streams.append(space.new())
-        ends.append(prompt)
-    return streams, ends
 
 
 def in_order(calls: Sequence[Call]) -> tuple[float, list[Call]]:
@@ -268,3 +249,10 @@ def in_order(calls: Sequence[Call]) -> tuple[float, list[Call]]:
         after = tuple(sorted(place_of[place] for place in call.after))
         moved.append(replace(call, at=at, end=max(call.end - begin, at), after=after))
     return begin, moved
+
+
+def from_zero(sessions: Sequence[Session]) -> Iterator[Session]:
+    """Sessions by time, the first of which begins at 0."""
+    first = min((session.begin for session in sessions), default=0.0)
+    for session in sorted(sessions, key=lambda session: session.begin):
+        yield replace(session, begin=session.begin - first)
