@@ -362,45 +362,74 @@ class SGLang(Batching):
         fixed: IgnoreEosCheck,
     ) -> AddResult:
         """Admit a request if it fits; the result is on the next one."""
-        memory, page, tiers = queues.memory, queues.memory.block_size, self._tiers
+        memory, tiers = queues.memory, self._tiers
         hit = memory.touch(request)
-        cached = len(hit) * page
         loadable = memory.loadable(request) if tiers is not None else 0
         if queues.displacing:
-            self._matched[request] = (request.num_tokens, cached)
+            self._matched[request] = (request.num_tokens, len(hit) * memory.block_size)
         if (most := self.prefill_max_requests) is not None and len(plan.chunks) >= most:
             return AddResult.FULL
-        left = request.num_tokens - cached
-        answer = self._answer(queues, request)
         if request.params.ignore_eos and not self._caches:
-            if budget.paged(left) + page > min(budget.memory, budget.memory_now):
-                return AddResult.NO_MEMORY
-            others = [*self._running(queues, plan), *(chunk.request for chunk in plan.chunks)]
-            if not fixed.fits(request, others, budget):
-                return AddResult.NO_MEMORY
-            count = left if budget.chunk is None else min(left, budget.chunk)
+            count = self._fixed(queues, plan, budget, request, fixed)
         else:
-            wanted = left + min(max(answer - request.generated, 0), CLIP) + page
-            if wanted >= budget.memory - memory.unheld(request, hit) * page:
-                return AddResult.NO_MEMORY
-            count = self._count(plan, budget, cached + loadable, left - loadable)
-        if count <= 0 or not queues.admits(request):
+            count = self._fitting(queues, plan, budget, request, hit, loadable)
+        if isinstance(count, AddResult):
+            return count
+        if not queues.admits(request):
             return AddResult.FULL
         if tiers is not None and loadable:
             if loaded := tiers.load(request):
                 hit = [*hit, *loaded]
-                left -= loadable
-            elif wanted >= budget.memory - memory.unheld(request, hit) * page:
-                return AddResult.NO_MEMORY
-            elif (count := self._count(plan, budget, cached, left)) <= 0:
-                return AddResult.FULL
+            else:
+                count = self._fitting(queues, plan, budget, request, hit, 0)
+                if isinstance(count, AddResult):
+                    return count
         queues.start(plan, count, hit, allocate=False)
         if self._storage is not None:
             self._storage.admitted(request)
-        budget.take(count, min(answer, CLIP) if count == left else 0)
-        if count < left:
+        whole = len(hit) * memory.block_size + count == request.num_tokens
+        budget.take(count, min(self._answer(queues, request), CLIP) if whole else 0)
+        if not whole:
             self.chunked = request
         return budget.result()
+
+    def _fixed(
+        self,
+        queues: Queues,
+        plan: StepPlan,
+        budget: PrefillBudget,
+        request: Request,
+        fixed: IgnoreEosCheck,
+    ) -> int | AddResult:
+        """Tokens that a request computes now whose answer has a fixed length, without a cache."""
+        left = request.num_tokens
+        if budget.paged(left) + budget.page > min(budget.memory, budget.memory_now):
+            return AddResult.NO_MEMORY
+        others = [*self._running(queues, plan), *(chunk.request for chunk in plan.chunks)]
+        if not fixed.fits(request, others, budget):
+            return AddResult.NO_MEMORY
+        return left if budget.chunk is None else min(left, budget.chunk)
+
+    def _fitting(
+        self,
+        queues: Queues,
+        plan: StepPlan,
+        budget: PrefillBudget,
+        request: Request,
+        hit: Sequence[int],
+        loadable: int,
+    ) -> int | AddResult:
+        """Tokens that a request computes now behind its hit and what can be loaded; loads take
+        memory, too."""
+        page = budget.page
+        left = request.num_tokens - len(hit) * page
+        answer = self._answer(queues, request) - request.generated
+        wanted = left + min(max(answer, 0), CLIP) + page
+        if wanted >= budget.memory - queues.memory.unheld(request, hit) * page:
+            return AddResult.NO_MEMORY
+        cached = len(hit) * page + loadable
+        count = self._count(plan, budget, cached, request.num_tokens - cached)
+        return count if count > 0 else AddResult.FULL
 
     def _count(self, plan: StepPlan, budget: PrefillBudget, cached: int, left: int) -> int:
         """Tokens that a request computes now, of those that are `left`; 0 if none."""
