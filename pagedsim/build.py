@@ -36,6 +36,7 @@ from pagedsim.core import (
 )
 from pagedsim.core.contracts import BATCHING, EVICTION, MEMORY, vet
 from pagedsim.core.errors import refuse_settings, unknown
+from pagedsim.core.offload import OffloadConnector
 from pagedsim.core.policy_validation import refuse_signatures
 from pagedsim.policies.admission import Cap, Reserve
 from pagedsim.policies.aging import Aging
@@ -334,6 +335,7 @@ def make_scheduler(
     max_batched_tokens: int | None = None,
     max_model_len: int | None = None,
     async_scheduling: bool = False,
+    connector: OffloadConnector | None = None,
     kind: type[Scheduler] = Scheduler,
 ) -> Scheduler:
     """A scheduler from names; `kind` may be a class that does more.
@@ -351,6 +353,7 @@ def make_scheduler(
         max_batched_tokens=max_batched_tokens,
         max_model_len=max_model_len,
         async_scheduling=async_scheduling,
+        connector=connector,
     )
 
 

@@ -40,6 +40,7 @@ from pagedsim.core.errors import (
     require_whole,
     unknown,
 )
+from pagedsim.core.offload import OffloadConnector
 from pagedsim.policies.preemption import Prices
 
 ENGINE_MEMORIES = ("paged", "prefix", "radix")
@@ -95,6 +96,9 @@ class ServerSpec:
     gpu_memory_utilization: float | None = None
     """The share of a GPU's memory for weights, activations and cache together; None: 0.9, and in
     the simulator as the server that sizes the cache."""
+    offload: Mapping[str, Any] | None = None
+    """A tier of host memory: what `OffloadConnector` takes; or, in the place of `chunks`, its `gib`
+    over all GPUs."""
     kv_layout: str = "block"
     """What one copy to the host moves: a block of all layers, or (layer) keys or values of one."""
     kv_cache_dtype: str = "auto"
@@ -240,6 +244,7 @@ class ServerSpec:
             max_batched_tokens=None if tokens is None else tokens * batches,
             max_model_len=self.max_model_len,
             async_scheduling=self.async_scheduling,
+            connector=OffloadConnector(**self.offload) if self.offload else None,
             kind=kind,
         )
 

@@ -382,6 +382,14 @@ class Queues(BatchState):
         request._state = State.HOLDING
         return request
 
+    def unhold(self, request: Request) -> None:
+        """A holding request waits again: what it was to load is not there."""
+        self.holding.remove(request)
+        request._lose()
+        self.memory.release(request)
+        request._state = State.WAITING
+        self.waiting.put_back(request)
+
     def loaded(self, request: Request) -> None:
         """What a holding request has loaded is there, and others may find it."""
         self.memory.filled(request, request._prefilled)

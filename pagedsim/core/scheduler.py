@@ -421,13 +421,18 @@ class Scheduler:
         in_flight.popleft()
         return self._complete(plan, now, tokens, finished, parents)
 
-    def transferred(self, jobs: Iterable[int], now: float) -> None:
+    def transferred(self, jobs: Iterable[int], now: float, failed: Collection[int] = ()) -> None:
         """Transfers have ended, in this order: those that ended while a step ran are reported
-        after it is committed or completed, and others when they end."""
+        after it is committed or completed, and others when they end.
+
+        Of those among them that `failed` nothing was copied: requests that waited for a load
+        compute their tokens. A step that would have computed with one must not be carried out.
+        """
         self.queues._now = now
         self.queues.disturbed = True  # what waits for them may go on
         if (connector := self.queues.connector) is not None:
-            connector.transferred(jobs, now)
+            for request in reversed(connector.transferred(jobs, now, failed)):
+                self.queues.unhold(request)
         else:
             self.memory.transferred(jobs)
         self._note_idleness(now)

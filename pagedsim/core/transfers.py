@@ -33,3 +33,14 @@ class Transfer(NamedTuple):
     """On the GPU."""
     places: Sequence[int]
     """In the host tier: blocks of the same size."""
+
+
+class EndedCopy(NamedTuple):
+    """A transfer as an executor found it to have ended."""
+
+    job: int
+    direction: Direction
+    bytes: int
+    seconds: float
+    error: Exception | None
+    """Why nothing was copied."""

@@ -65,7 +65,12 @@ def _assembled(arguments: Arguments, model: LoadedModel) -> Parts:
     server = _sized(server.priced(prices), model, shape, graphs=graphs)
     scheduler = server.scheduler()
     assert server.blocks is not None and server.cpu_blocks is not None
-    cache = new_cache(shape, server.blocks, server.cpu_blocks, model.device)
+    hosted = server.cpu_blocks
+    if (connector := scheduler.queues.connector) is not None:
+        if connector.lower.tiers:
+            raise ConfigError("offload.tiers: must be empty; the engine has a host tier alone")
+        hosted += connector.host.capacity * connector.blocks_per_chunk
+    cache = new_cache(shape, server.blocks, hosted, model.device)
     tokenizer = load_tokenizer(arguments.tokenizer or arguments.model)
     settings: dict[str, Any] = {
         "seqs": scheduler.max_seqs,

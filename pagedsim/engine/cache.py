@@ -14,6 +14,7 @@ step waits for blocks that come in, since it reads them at once.
 from __future__ import annotations
 
 import math
+import time
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -72,7 +73,7 @@ class CacheShape:
 
 
 class Cache:
-    """Two block pools: `gpu`, read by attention, and `cpu`, for swapped requests.
+    """Two block pools: `gpu`, read by attention, and `cpu`, for swapped requests or a host tier.
 
     Without a GPU both are in host memory, and attention still reads `gpu`.
     """
@@ -107,8 +108,8 @@ def pinned(
     _forget(device)
     taken = 1 << (tensor.nbytes - 1).bit_length()
     del tensor
-    what = "blocks for swapping, in pinned memory of a power of two,"
-    require_host(what, taken, "lower swap_space_gib or cpu_blocks")
+    what = "blocks on the host, in pinned memory of a power of two,"
+    require_host(what, taken, "lower swap_space_gib, cpu_blocks or the host tier of offload")
     return _of_torch(shape, dtype)
 
 
@@ -129,15 +130,49 @@ def _of_torch(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 
 class Mark(Protocol):
-    """A position in a copy queue; a CUDA event is one."""
+    """A position in a copy queue, at the end of some work."""
 
     def query(self) -> bool:
         """Whether all earlier work is done; does not block."""
 
+    def wait(self) -> None:
+        """Block until it is done."""
 
+    @property
+    def seconds(self) -> float:
+        """How long the work took, once it is done."""
+
+
+@dataclass(frozen=True)
 class _Passed:
+    seconds: float
+
     def query(self) -> bool:
         return True
+
+    def wait(self) -> None:
+        """It is done."""
+
+
+class CudaMark:
+    """Two events on a stream, around the work."""
+
+    def __init__(self, stream: torch.cuda.Stream, work: Callable[[], None]) -> None:
+        self._begin, self.end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        with torch.cuda.stream(stream):
+            self._begin.record()
+            work()
+            self.end.record()
+
+    def query(self) -> bool:
+        return self.end.query()
+
+    def wait(self) -> None:
+        self.end.synchronize()
+
+    @property
+    def seconds(self) -> float:
+        return self._begin.elapsed_time(self.end) / 1000
 
 
 class Bus:
@@ -148,15 +183,16 @@ class Bus:
 
     def queue(self, work: Callable[[], None]) -> Mark:
         """Queue `work` and mark its end."""
+        begin = time.perf_counter()
         work()
-        return _Passed()
+        return _Passed(time.perf_counter() - begin)
 
     def hold(self, mark: Mark) -> None:
         """Order following computation after a mark."""
 
 
 class CudaBus(Bus):
-    """A CUDA stream for copies in both directions."""
+    """A CUDA stream for copies."""
 
     def __init__(self, pool: torch.Tensor) -> None:
         self.stream = torch.cuda.Stream(pool.device)
@@ -166,15 +202,16 @@ class CudaBus(Bus):
         self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
 
     def queue(self, work: Callable[[], None]) -> Mark:
-        with torch.cuda.stream(self.stream):
-            work()
-            event = torch.cuda.Event()
-            event.record()
-        return event
+        return CudaMark(self.stream, work)
 
     def hold(self, mark: Mark) -> None:
-        assert isinstance(mark, torch.cuda.Event)
-        torch.cuda.current_stream(self.stream.device).wait_event(mark)
+        assert isinstance(mark, CudaMark)
+        torch.cuda.current_stream(self.stream.device).wait_event(mark.end)
+
+
+def bus_of(cache: Cache) -> Bus:
+    """A new queue for copies from and to a cache."""
+    return CudaBus(cache.gpu) if cache.gpu.is_cuda else Bus()
 
 
 class Mover:
@@ -184,7 +221,7 @@ class Mover:
         """`layout`: the unit of one copy over the bus, a key of `LAYOUTS`."""
         self.cache = cache
         self.copy = LAYOUTS[layout]
-        self._bus = bus or (CudaBus(cache.gpu) if cache.gpu.is_cuda else Bus())
+        self._bus = bus or bus_of(cache)
         self._going: list[tuple[Mark, set[int]]] = []
         """Blocks that may still be read by a swap-out, in the order of the bus."""
 

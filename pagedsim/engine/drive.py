@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 POLL_S = 0.02
 """Polling interval of `stopping` while idle."""
+IDLE_S = 1e-4
+"""The same of copies that are waited for, while nothing else can be done."""
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -37,14 +39,19 @@ def drive(
     given as a length gets random tokens from `seed`.
 
     Time passes as in a simulation: a step begins where the last one ended, or, after a pause, at
-    the next arrival; arrivals during a step are processed after it. While the engine is idle,
-    `stopping` is polled, and once it returns True, `drive` returns. `stepped` is called after every
-    step. `sleep` lets time pass on the engine's clock.
+    the next arrival or end of a copy; arrivals during a step are processed after it. While the
+    engine is idle, `stopping` is polled, and once it returns True, `drive` returns. `stepped` is
+    called after every step. `sleep` lets time pass on the engine's clock.
     """
     engine.restart_clock()
     feed = _Feed(source)
     fill = Filler(engine.model.vocab_size, seed)
     while not stopping():
+        now = engine.now
+        waits = engine.stuck and engine.copying and (feed.at is None or feed.at > now)
+        if waits and not engine.collect(now=now):
+            sleep(IDLE_S)
+            continue
         came = feed.at is not None and feed.at < engine.end  # during the last step
         busy = (engine.has_unfinished_requests() or came) and not engine.stuck
         begin = engine.end if busy else feed.at

@@ -22,11 +22,13 @@ from pagedsim.core import (
     SamplingParams,
     StepPlan,
 )
+from pagedsim.core.transfers import Direction, EndedCopy
 from pagedsim.engine.assemble import assemble, device_of
 from pagedsim.engine.beam import Beams
 from pagedsim.engine.engine_args import Arguments, EngineArgs, vllm_errors
+from pagedsim.engine.host_copies import CopyError
 from pagedsim.engine.models import LoadedModel
-from pagedsim.engine.output import Observer, RequestOutput
+from pagedsim.engine.output import Observer, RequestOutput, TransferObserver
 from pagedsim.engine.parallel.ranks import RankError
 from pagedsim.engine.runtime import THREADS, Fetch, sent, uninterrupted
 from pagedsim.engine.sampler import Draw, Row, Sampler
@@ -35,6 +37,9 @@ from pagedsim.engine.step_inputs import Samplers, samplers_of
 from pagedsim.requirements import refuse_older
 
 log = logging.getLogger(__name__)
+
+WAIT_S = 1e-3
+"""For a copy to end, where nothing else can be done, before a driver's turn."""
 
 
 class StepTimes(NamedTuple):
@@ -228,6 +233,7 @@ class LLMEngine:
         """Error of the last failed step."""
         self.stuck = False
         """Whether the last step was idle, and all will be until requests come or go."""
+        self._copies_failed = False
         self._sampler = Sampler()
         self._oldest: InflightStep | None = None  # the oldest step in flight
         self._in_flight: list[StepPlan] = []  # all plans that are not completed
@@ -254,7 +260,12 @@ class LLMEngine:
     @property
     def pause(self) -> float:
         """Seconds until the next step is due: 0, or infinity if it would be idle."""
-        return inf if self.stuck else 0.0
+        return inf if self.stuck and not self.copying else 0.0
+
+    @property
+    def copying(self) -> bool:
+        """Whether copies from or to the host tier are in flight."""
+        return self.runner.copies.busy
 
     @property
     def lag(self) -> float:
@@ -290,12 +301,13 @@ class LLMEngine:
 
     def check_progress(self) -> None:
         """Raise PagedsimError if requests are left and none can run."""
-        if self.stuck:
+        if self.stuck and not self.copying:
             self.scheduler.raise_if_deadlocked(self.now)
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has anything to do."""
-        return bool(self.scheduler.unfinished or self._oldest)
+        scheduler = self.scheduler
+        return bool(scheduler.unfinished or self._oldest or scheduler.transferring)
 
     def get_num_unfinished_requests(self) -> int:
         return self.scheduler.unfinished
@@ -403,8 +415,15 @@ class LLMEngine:
         Returns the requests that ended in it, and the outputs so far of those that stream. If its
         execution fails, the requests of this step, and of one that was planned on top of it, end
         with finish reason "error", and the engine goes on serving the others.
+
+        Where nothing can run before a copy from or to the host tier has ended, it waits for that
+        for a moment, and if none ends it does nothing.
         """
         entered, self.times = self.now, None
+        if self.stuck and self.copying:
+            if not self.collect(WAIT_S):
+                return []
+            entered = self.now
         start = entered if since is None else since
         outputs: list[RequestOutput] = []
         planning: list[float] = []
@@ -428,6 +447,7 @@ class LLMEngine:
                 self.end = start if current.plan.empty else done
                 self._complete(current.plan, start, outcome, outputs)
                 self._oldest = following
+                self._report(self.runner.copies.ended(current.plan.flushed), waited=False)
         except BaseException as error:
             # E.g. Ctrl-C: end the step's requests. After a RankError no request can be served.
             if not isinstance(error, Exception) or isinstance(error, RankError):
@@ -494,6 +514,39 @@ class LLMEngine:
                 if name in self._streamed
             ]
 
+    def collect(self, seconds: float = 0.0, now: float | None = None) -> bool:
+        """While `stuck`, wait for so long at most until copies have ended; returns whether any has.
+
+        They end `now`, if that is given.
+        """
+        ended = self.runner.copies.next_ended(seconds)
+        if ended:
+            self.end = self.now if now is None else now
+            self._report(ended, waited=True)
+        return bool(ended)
+
+    def _report(self, ended: Sequence[EndedCopy], waited: bool) -> None:
+        """Copies from and to the host tier have ended."""
+        if not ended:
+            return
+        if (error := next((one.error for one in ended if one.error), None)) is not None:
+            self._warn_of_copy(error)
+        if isinstance(self.observer, TransferObserver):
+            self.observer.transferred(ended, waited)
+        failed = [one.job for one in ended if one.error]
+        self.scheduler.transferred([one.job for one in ended], self.end, failed)
+        self.stuck = False
+
+    def _warn_of_copy(self, error: Exception) -> None:
+        if not self._copies_failed:
+            self._copies_failed = True
+            text = f"{type(error).__name__}: {error}"
+            log.warning(
+                "a copy between the GPU and the host tier failed (%s); the tokens that it would "
+                "have saved are computed, here and wherever one fails from now on",
+                text,
+            )
+
     def _leave(self, request: Request, reason: str) -> RequestOutput:
         if self.observer is not None:
             self.observer.left(request)
@@ -503,24 +556,51 @@ class LLMEngine:
         return group.output(finished=True)
 
     def _fail(self, error: BaseException) -> list[RequestOutput]:
-        """End all requests whose memory the steps in flight touch: its content is undefined."""
+        """End all requests whose memory the steps in flight touch: its content is undefined.
+
+        If a load from the host tier has failed, they compute all their tokens again instead.
+        """
         outputs: list[RequestOutput] = []
+        again: list[tuple[Request, int]] = []
+        scheduler = self.scheduler
         with uninterrupted():
             self.end = now = self.now
             self.failure = f"{type(error).__name__}: {error}"
             plans, self._in_flight, self._oldest = self._in_flight, [], None
             for plan in plans:
-                if isinstance(error, Exception):
+                if isinstance(error, Exception) and not isinstance(error, CopyError):
                     log.error("step %d failed: %s", plan.number, self.failure)
                 for request in plan.touched:
-                    if request.alive:
-                        self.scheduler.abort(request.id, now)
+                    if scheduler.requests.get(request.id) is not request:
+                        continue
+                    if isinstance(error, CopyError):
+                        again.append((request, scheduler.withdraw(request, now)))
+                    else:
+                        scheduler.abort(request.id, now)
                         outputs.append(self._leave(request, "error"))
-            self.scheduler.memory.forget()
             self.runner.forget()
             for plan in plans:
-                if self.scheduler.pending is plan:
-                    self.scheduler.dispatch(plan)
+                if scheduler.pending is plan:
+                    scheduler.dispatch(plan)
             for plan in plans:
-                self.scheduler.complete(plan, now, {}, {})
+                scheduler.complete(plan, now, {}, {})
+            scheduler.memory.forget()
+            self._lose_copies(plans, error)
+            for request, output_len in again:
+                scheduler.add(request, now, output_len)
         return outputs
+
+    def _lose_copies(self, plans: Sequence[StepPlan], error: BaseException) -> None:
+        """After failed steps: their copies that were not begun have failed, and so have stores."""
+        connector, copies = self.scheduler.queues.connector, self.runner.copies
+        if connector is None:
+            return
+        connector.distrust()
+        cause = error if isinstance(error, Exception) else RuntimeError(type(error).__name__)
+        for plan in plans:
+            for transfer in plan.transfers:
+                if transfer.direction is Direction.STORE:
+                    copies.spoil(transfer.job, cause)
+        lost = [job for job in connector.jobs if not copies.holds(job)]
+        ends = [EndedCopy(job, connector.jobs[job].direction, 0, 0.0, cause) for job in lost]
+        self._report([*copies.ended(), *ends], waited=False)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from pagedsim.core import Request, RequestId, Scheduler, StepPlan
+from pagedsim.core.transfers import EndedCopy
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +107,26 @@ class Tokenizer(Protocol):
 
 
 class Observer(Protocol):
-    """Receives every step and every departure; a metrics Recorder is one."""
+    """Receives every step and every departure; a metrics Recorder is one.
+
+    One that has a method `transferred(ended, waited)`, as `TransferObserver`, receives the ends of
+    copies from and to a host tier, too.
+    """
 
     def step(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
         """A step was planned or executed; called before it is committed to the scheduler."""
 
     def left(self, request: Request) -> None:
         """A request finished, was aborted or rejected."""
+
+
+@runtime_checkable
+class TransferObserver(Protocol):
+    """Receives the ends of copies from and to a host tier."""
+
+    def transferred(self, ended: Sequence[EndedCopy], waited: bool) -> None:
+        """Copies were found to have ended at the end of the last step; or the engine has `waited`
+        for them since, having nothing else to do."""
 
 
 class Observers:
@@ -128,3 +142,8 @@ class Observers:
     def left(self, request: Request) -> None:
         for observer in self._observers:
             observer.left(request)
+
+    def transferred(self, ended: Sequence[EndedCopy], waited: bool) -> None:
+        for observer in self._observers:
+            if isinstance(observer, TransferObserver):
+                observer.transferred(ended, waited)

@@ -13,12 +13,13 @@ import torch
 from pagedsim.core import ConfigError, StepPlan
 from pagedsim.engine.cache import Cache, Mover
 from pagedsim.engine.graphs import Graphs, recorder_of
+from pagedsim.engine.host_copies import HostCopies
 from pagedsim.engine.inputs import Batch, DecodeInputs, PackedCopies, feed
 from pagedsim.engine.models import LoadedModel
 from pagedsim.engine.parallel.ranks import Ranks
 from pagedsim.engine.profile import dummy_step, warm_up_steps
 from pagedsim.engine.runtime import uninterrupted
-from pagedsim.engine.step_inputs import StepInputs, TableRows, store_rows
+from pagedsim.engine.step_inputs import BatchColumns, StepInputs, TableRows, store_rows
 from pagedsim.kernels.ops import copy_blocks
 
 
@@ -32,6 +33,7 @@ class Runner:
         self.model = model
         self.cache = cache
         self.mover = Mover(cache, layout)
+        self.copies = HostCopies(cache, layout)
         self.graphs: Graphs | None = None
         """Captured by `warm_up`, if at all."""
         device, size = cache.gpu.device, cache.shape.block_size
@@ -46,7 +48,7 @@ class Runner:
 
         `before` is the plan before it, while its tokens are in flight.
         """
-        return StepInputs.build(plan, self._rows, before)
+        return StepInputs.build(plan, self._rows, before, self.copies.reported())
 
     @torch.inference_mode()
     def carry_out(self, inputs: StepInputs, picked: torch.Tensor | None = None) -> torch.Tensor:
@@ -66,6 +68,15 @@ class Runner:
                 )
                 feed(batch.input_ids, computing.ids, picked)
         self.mover.move(inputs, partial(inputs.written, self.cache.shape.block_size))
+        if inputs.host is None:
+            return self._computed(computing, batch)
+        self.copies.before(inputs.host)
+        logits = self._computed(computing, batch)
+        self.copies.after(inputs.host)
+        return logits
+
+    def _computed(self, computing: BatchColumns | None, batch: Batch | None) -> torch.Tensor:
+        """The logits of a step; without a `batch` of decodes alone."""
         if computing is None:
             return torch.empty(0, self.model.vocab_size)
         count = len(computing.ids)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from pagedsim.core import Chunk, Request, StepPlan
 from pagedsim.core.memory import Copies, Pairs
+from pagedsim.core.transfers import Direction
 
 Column = NDArray[np.int64]
 
@@ -64,6 +65,37 @@ class MixedLayout(NamedTuple):
     """(tokens, context) of each sequence behind them."""
 
 
+class HostCopy(NamedTuple):
+    """A transfer between the cache and the host tier."""
+
+    job: int
+    direction: Direction
+    pairs: Pairs
+    """(source, target) of each block."""
+
+
+class HostWork(NamedTuple):
+    """What a step has to do with the host tier."""
+
+    begun: Sequence[HostCopy]
+    flushed: Sequence[int]
+    """Jobs that the step waits for."""
+    ended: Sequence[int]
+    """Jobs that were reported since the step before was planned; the other ranks may not have done
+    them yet."""
+
+    @classmethod
+    def of(cls, plan: StepPlan, ended: Sequence[int]) -> HostWork | None:
+        """That of a plan, if any."""
+        if not (plan._transfers or plan._flushed or ended):
+            return None
+        copies = []
+        for job, direction, _, blocks, places in plan.transfers:
+            ends = (blocks, places) if direction is Direction.STORE else (places, blocks)
+            copies.append(HostCopy(job, direction, tuple(zip(*ends, strict=True))))
+        return cls(copies, plan.flushed, ended)
+
+
 @dataclass(frozen=True, slots=True)
 class StepInputs:
     """All that one step does, first the moves of its plan."""
@@ -77,12 +109,19 @@ class StepInputs:
     """None: decodes alone, which all sample."""
     changes: TableChanges
     """Of the store of block tables."""
+    host: HostWork | None = None
 
     @classmethod
-    def build(cls, plan: StepPlan, rows: TableRows, before: StepPlan | None = None) -> StepInputs:
+    def build(
+        cls,
+        plan: StepPlan,
+        rows: TableRows,
+        before: StepPlan | None = None,
+        ended: Sequence[int] = (),
+    ) -> StepInputs:
         """The inputs of a plan, with the current block tables.
 
-        `before` is the step before it, while its tokens are in flight.
+        `before` is the step before it, while its tokens are in flight; `ended` as in `HostWork`.
         """
         rows.begin(plan)
         computing, mixed = None, None
@@ -91,7 +130,7 @@ class StepInputs:
         elif plan.decodes:
             computing = rows.decoding(plan, _last_tokens(plan, before))
         moves = plan.swap_out, dict(plan.copies), plan.swap_in
-        return cls(*moves, computing, mixed, rows.changes())
+        return cls(*moves, computing, mixed, rows.changes(), HostWork.of(plan, ended))
 
     def written(self, block_size: int) -> set[int]:
         """The blocks that the computation writes to."""

@@ -37,8 +37,8 @@ BLOCKS, CPU_BLOCKS = 12, 9
 class SlowBus(Bus):
     """Executes queued copies when they are waited for, and otherwise at random times."""
 
-    def __init__(self, rng: random.Random) -> None:
-        self.rng = rng
+    def __init__(self, rng: random.Random, haste: float = 0.2) -> None:
+        self.rng, self.haste = rng, haste
         self.waiting: list[Queued] = []
         self.held = 0
 
@@ -61,13 +61,18 @@ class SlowBus(Bus):
 
 
 class Queued:
+    seconds = 1.0
+
     def __init__(self, bus: SlowBus, work: Callable[[], None]) -> None:
         self.bus, self.work = bus, work
 
     def query(self) -> bool:
-        if self.bus.waiting and self.bus.rng.random() < 0.2:
+        if self.bus.waiting and self.bus.rng.random() < self.bus.haste:
             self.bus.go_on()
         return self not in self.bus.waiting
+
+    def wait(self) -> None:
+        self.bus.hold(self)
 
 
 @pytest.mark.parametrize("batching", ["prefill_first", "unified"])

@@ -10,4 +10,4 @@ from pagedsim.core.offload.lower import LowerTier
 
 __all__ = ["ARC", "LRU", "ChunkEviction", "LowerTier", "OffloadConnector"]
 
-own_abc_registry(ChunkEviction, "insert", "choose")
+own_abc_registry(ChunkEviction, "insert", "choose", "remove")

@@ -10,7 +10,7 @@ store may still read them: that is flushed as soon as one of them is given to an
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple, SupportsIndex
 
@@ -482,19 +482,26 @@ class OffloadConnector:
         """Whether a step that is under way computes for a request."""
         return any(_schedules(plan, request) for plan in self._in_flight)
 
-    def transferred(self, numbers: Iterable[int], now: float) -> None:
-        """Transfers have ended, in this order."""
+    def transferred(
+        self, numbers: Iterable[int], now: float, failed: Collection[int] = ()
+    ) -> list[Request]:
+        """Transfers have ended, in this order, and of those that `failed` nothing was copied.
+
+        Returns the holding requests that cannot be loaded.
+        """
         numbers = [*numbers]
         if wrong := [number for number in numbers if number not in self.jobs]:
             raise PlanError(f"transfers {wrong} have ended that are not in flight")
         freed: list[Placeholder] = []
+        unloaded: list[Request] = []
         for number in numbers:
             job = self.jobs.pop(number)
             account = job.account
             if job.direction is Direction.STORE:
                 for chunk in job.chunks:
                     self.host.written(chunk)
-                self.step.cascades += self.lower.cascade(account, job.chunks, now)
+                if number not in failed:
+                    self.step.cascades += self.lower.cascade(account, job.chunks, now)
                 self._fences.remove(number, job.blocks)
             else:
                 for chunk in job.chunks:
@@ -502,12 +509,24 @@ class OffloadConnector:
                 self._loading.difference_update(chunk.key for chunk in job.chunks)
                 if (placeholder := self._lingering.pop(number, None)) is not None:
                     freed.append(placeholder)
+                elif number in failed and not job.waited_for:
+                    del self.loaders[account.request]
+                    unloaded.append(account.request)
                 elif not job.waited_for:
                     self.loaders[account.request] = True
+            if number in failed:
+                for chunk in job.chunks:
+                    self.host.drop(chunk)
             del account.jobs[number]
             self._forget_if_done(account)
         for placeholder in sorted(freed, key=lambda one: (isinstance(one._id, str), one._id)):
             self._memory.release(placeholder)
+        return unloaded
+
+    def distrust(self) -> None:
+        """A step has failed: nothing is stored of the requests that have ended with it."""
+        for account in self._ended:
+            account.final = 0
 
     def _forget_if_done(self, account: Account) -> None:
         if account.told and not account.jobs:

@@ -45,6 +45,10 @@ class ChunkEviction(ABC):
     def choose(self, count: int, protected: Collection[Hashable]) -> Sequence[HostChunk] | None:
         """Evict so many, none of them protected; None if there are fewer, and none is evicted."""
 
+    @abstractmethod
+    def remove(self, chunk: HostChunk) -> None:
+        """A chunk is not in the tier any more, though it was not evicted: a copy has failed."""
+
     def access(self, chunks: Sequence[HostChunk], account: Account) -> None:
         """A request accesses chunks for the first time; also called without any that is here."""
 
@@ -84,6 +88,10 @@ class LRU(ChunkEviction):
     def insert(self, chunk: HostChunk, account: Account) -> None:
         self._count += 1
         self._push(chunk, (self._number(account), -account.accessed[chunk.key]))
+
+    def remove(self, chunk: HostChunk) -> None:
+        chunk.rank = (-1, 0)
+        self._count -= 1
 
     def access(self, chunks: Sequence[HostChunk], account: Account) -> None:
         number = self._number(account)
@@ -135,6 +143,10 @@ class ARC(ChunkEviction):
         self.once[chunk.key] = chunk
         self.once_ghosts.pop(chunk.key, None)
         self.again_ghosts.pop(chunk.key, None)
+
+    def remove(self, chunk: HostChunk) -> None:
+        self.once.pop(chunk.key, None)
+        self.again.pop(chunk.key, None)
 
     def miss(self, keys: Sequence[Hashable]) -> None:
         once, again = self.once_ghosts, self.again_ghosts

@@ -79,6 +79,13 @@ class HostTier:
         chunk.readers = 0
         self.writing -= 1
 
+    def drop(self, chunk: HostChunk) -> None:
+        """A copy of a chunk has failed: it is not here, unless another transfer still reads it."""
+        if not chunk.readers:
+            del self.chunks[chunk.key]
+            self._free.append(chunk.place)
+            self.order.remove(chunk)
+
     def access(self, keys: Mapping[Hashable, int], reused: Iterable[Hashable], by: Account) -> None:
         """A request uses chunks, at these places in it; those `reused` were ready."""
         new = [key for key in keys if key not in by.accessed]

@@ -92,6 +92,7 @@ class Worker:
             ids = np.zeros_like(computing.positions)
             inputs = replace(inputs, computing=computing._replace(ids=ids))
         self.runner.carry_out(inputs)
+        self.runner.copies.refuse_failures()
 
 
 SILENT = ("dummy_step", "carry_out")
