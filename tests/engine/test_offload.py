@@ -6,17 +6,16 @@ import logging
 import random
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
-from pagedsim.core import ConfigError, SamplingParams
 from pagedsim.core.transfers import Direction, EndedCopy
-from pagedsim.engine.cache import Mark
 from pagedsim.engine.engine import LLMEngine
 from pagedsim.engine.host_copies import HostCopies
-from pagedsim.engine.step_inputs import HostCopy
+from pagedsim.engine.step_inputs import BatchColumns, HostCopy
 from tests.engine.test_cache_memory import SlowBus
 from tests.engine.test_equality import GREEDY, PROMPTS, prompts, small, wanted
 
@@ -88,6 +87,7 @@ class Case:
     rng: random.Random
     failing: float = 0.0
     aborting: float = 0.0
+    breaking: float = 0.0
     settings: Mapping[str, Any] = field(default_factory=dict)
     offload: Mapping[str, Any] = field(default_factory=dict)
 
@@ -118,6 +118,20 @@ class Case:
         self.buses = [Failing(self.rng, choice((0.05, 0.3, 1.0)), self.failing) for _ in range(2)]
         self.shadow = Shadow(self.engine, *self.buses)
         self.engine.runner.copies = self.shadow
+        if self.breaking:
+            runner: Any = self.engine.runner
+            runner._computed = partial(self._computed, runner._computed)
+
+    def _computed(self, compute: Any, computing: BatchColumns | None, batch: Any) -> Any:
+        """Some steps write something else, and then fail."""
+        logits = compute(computing, batch)
+        if computing is not None and self.rng.random() < self.breaking:
+            cache = self.engine.runner.cache
+            for slot in computing.slots.tolist():
+                block, at = divmod(slot, cache.shape.block_size)
+                cache.gpu[block, :, :, at] = 1e3
+            raise RuntimeError("a kernel failed")
+        return logits
 
     def serve(self, count: int = 24) -> dict[int, Sequence[int]]:
         """Requests for prompts that come again and again; returns the tokens of those that end."""
@@ -132,8 +146,10 @@ class Case:
             if alive and rng.random() < self.aborting:
                 engine.abort_request(rng.choice(alive))
             for output in engine.step():
-                assert output.outputs[0].finish_reason == "length"
-                ended[int(output.request_id)] = output.outputs[0].token_ids
+                reason = output.outputs[0].finish_reason
+                assert reason == "length" or (reason == "error" and self.breaking)
+                if reason == "length":
+                    ended[int(output.request_id)] = output.outputs[0].token_ids
             engine.scheduler.check()
         return ended
 
@@ -172,6 +188,38 @@ def test_copies_that_fail_lose_no_request(seed: int, caplog: pytest.LogCaptureFi
         ended = case.serve()
     assert len(ended) == 24 or seed % 2
     case.check(ended)
-    assert sum(bus.failed for bus in case.buses) > 1
+    assert any(bus.failed for bus in case.buses)
     (line,) = (record.getMessage() for record in caplog.records)
     assert "host tier failed (RuntimeError: the bus is off)" in line
+
+
+@pytest.mark.parametrize(
+    "seed", [pytest.param(n, marks=[pytest.mark.slow] * (n >= 4)) for n in range(40)]
+)
+def test_steps_that_fail_leave_nothing_wrong_behind(seed: int) -> None:
+    """What they were to compute is not stored, and their requests alone end."""
+    case = Case(random.Random(seed), breaking=0.04, offload={"prompt_only": False})
+    ended = case.serve()
+    assert 0 < len(ended) < 24
+    case.check(ended)
+
+
+def test_an_engine_waits_for_a_copy_where_nothing_else_can_be_done() -> None:
+    offload = {"chunks": 40, "blocks_per_chunk": 1, "sync_tokens": 0, "store_threshold": 0}
+    case = Case(random.Random(3), settings={"memory": "paged"}, offload=offload)
+    engine, (stores, loads) = case.engine, case.buses
+    stores.haste = 1.0
+    longest = max(range(PROMPTS), key=lambda number: len(prompts()[number]))
+    for number in range(2):
+        loads.haste = 0.0
+        engine.add_request(number, prompts()[longest], GREEDY)
+        while engine.has_unfinished_requests():
+            engine.check_progress()
+            outputs = engine.step()
+            if engine.stuck and engine.copying:
+                before = engine.scheduler.queues.step
+                assert engine.pause == 0 and not outputs and not engine.step()
+                assert engine.scheduler.queues.step == before
+                loads.haste = 1.0
+    assert loads.haste == 1.0
+    case.check({})
