@@ -208,8 +208,10 @@ _PAIRS = rule("a list of pairs of blocks, (from, to)", lambda answer: _all(answe
 BATCHING = Contract(
     Batching,
     {
-        **dict.fromkeys(("displaces_by_default", "grows_first", "joins_midway"), SWITCH),
-        "requeues_last": SWITCH,
+        **dict.fromkeys(
+            ("displaces_by_default", "grows_first", "joins_midway", "requeues_last", "can_load"),
+            SWITCH,
+        ),
         "admission_changes": rule(
             f"one of {', '.join(get_args(AdmissionChanges))}",
             lambda answer: isinstance(answer, str) and answer in get_args(AdmissionChanges),
@@ -248,6 +250,7 @@ MEMORY = Contract(
         **dict.fromkeys(("need", "stride"), whole(1, none=True)),
         **dict.fromkeys(("blocks_needed", "filled_blocks", "swap_need"), _COUNT),
         **dict.fromkeys(("swap_out", "swap_in"), _PAIRS),
+        "transferring": FLAG,
         "place": rule("a Place", lambda answer: isinstance(answer, Place)),
         "drain": rule(
             "a list of Move", lambda answer: _all(answer, lambda one: isinstance(one, Move))

@@ -224,7 +224,7 @@ UNCHECKED: Mapping[str, str] = {
     "cost": "explain work",
     "batching": "compose validate_limits displace idle",
     "memory": "shared claim admit extend fork release guard unguard retract forget hold filled "
-    "check reclaim",
+    "check reclaim transferred queued",
 }
 """Hooks of which no answer is looked at."""
 NO_REASONS = (nan, "", 5, True, [1, 2], np.array([1, 2]))
@@ -241,8 +241,8 @@ CHECKED: Sequence[tuple[str, tuple[Any, ...], Mapping[str, str]]] = (
             "router": "blind holds",
             "predictor": "drawn",
             "cost": "by_totals",
-            "batching": "displaces_by_default grows_first joins_midway requeues_last",
-            "memory": "can_guard can_hold in_order_of_results",
+            "batching": "displaces_by_default grows_first joins_midway requeues_last can_load",
+            "memory": "can_guard can_hold can_offload in_order_of_results",
             "lengths": "drawn",
             "arrivals": "drawn",
         },
@@ -257,7 +257,7 @@ CHECKED: Sequence[tuple[str, tuple[Any, ...], Mapping[str, str]]] = (
         {
             "policy": "admit may_preempt",
             "batching": "grow fits sorts_late displacing",
-            "memory": "hit_may_change grow cpu_room holds",
+            "memory": "hit_may_change grow cpu_room holds transferring",
         },
     ),
     (WHY, NO_REASONS, {"policy": "should_reject", "batching": "infeasible refused never_fits"}),
@@ -377,7 +377,7 @@ UNASKED = {
     *(("memory", hook) for hook in ("cache_changes", "cached", "common", "drain", "end_of")),
     *(("memory", hook) for hook in ("guard", "guarded", "unguard", "holds", "hold", "filled")),
     *(("memory", hook) for hook in ("touch", "reclaim", "cached_tokens", "unheld", "node_of")),
-    *(("memory", hook) for hook in ("loadable",)),
+    *(("memory", hook) for hook in ("loadable", "transferring", "transferred")),
     *(("batching", hook) for hook in ("idle",)),
     *(("memory", hook) for hook in ("known_blocks", "place", "usage", "used", "check", "forget")),
 }

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagedsim.sim.copies import GB_S, KIB, LAUNCH, PIECES, WHOLE, CopyTimes, Lane, dma_rate
+from pagedsim.sim.copies import GB_S, KIB, LAUNCH, PIECES, WHOLE, By, CopyTimes, Lane, dma_rate
 from tests.experiments.fidelity.kv_copies import A30, TOGETHER, ratio, together
 
 BUS = 51.2e9  # of PCIe 5 x16, 80 % of 64 GB/s
@@ -31,7 +31,7 @@ def test_no_batch_is_faster_than_the_bus_or_slower_than_the_slowest(
 @given(st.integers(1, 400_000), st.sampled_from([4, 16, 28, 64, 300, 2048, 5000]))
 def test_more_pieces_take_longer(pieces: int, kib: int) -> None:
     times = CopyTimes(kib * KIB, 1, BUS)
-    for by in ("dma", "kernel"):
+    for by in LAUNCH:
         assert LAUNCH[by] < times.seconds(pieces, by) < times.seconds(pieces + 1, by)
 
 
@@ -47,7 +47,7 @@ def test_ratio_to_a_kernel_on_pcie_4(kib: int, pieces: int) -> None:
 
 
 @pytest.mark.parametrize("by", TOGETHER)
-def test_both_directions_at_once(by: str) -> None:
+def test_both_directions_at_once(by: By) -> None:
     assert together(by) == pytest.approx(TOGETHER[by], rel=0.05)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from pagedsim.experiments.benchmarks.harness import table
 from pagedsim.fidelity.sheets import hardware_named
 from pagedsim.report.numbers import signed
-from pagedsim.sim.copies import KIB, CopyTimes, Lane
+from pagedsim.sim.copies import KIB, By, CopyTimes, Lane
 from pagedsim.sim.cost.base import BUS_EFFICIENCY
 
 A30 = {
@@ -20,7 +20,7 @@ A30 = {
     28: {16: 0.57, 64: 0.94, 256: 1.29},
 }
 """The time by DMA over that by a kernel, by KiB of a piece and pieces."""
-TOGETHER = {"dma": 83.4, "kernel": 68.5}
+TOGETHER: dict[By, float] = {"dma": 83.4, "kernel": 68.5}
 """GB/s of both directions at once, in pieces of 2 MB, on an H100."""
 
 
@@ -35,9 +35,8 @@ def ratio(kib: int, pieces: int) -> float:
     return times.seconds(pieces, "dma") / times.seconds(pieces, "kernel")
 
 
-def together(by: str) -> float:
+def together(by: By) -> float:
     """Simulated GB/s of both directions at once, on an H100."""
-    assert by in ("dma", "kernel")
     times, blocks = copies("h100", 2e6), 1000
     out, back = Lane(), Lane()
     for _ in range(20):
