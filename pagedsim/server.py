@@ -35,12 +35,13 @@ from pagedsim.core import (
 from pagedsim.core.contracts import class_of
 from pagedsim.core.errors import (
     raised,
+    refuse_settings,
     require_flag,
     require_number,
     require_whole,
     unknown,
 )
-from pagedsim.core.offload import OffloadConnector
+from pagedsim.core.offload import Offload, VLLMOffload
 from pagedsim.policies.preemption import Prices
 
 ENGINE_MEMORIES = ("paged", "prefix", "radix")
@@ -87,6 +88,8 @@ class ServerSpec:
     """prefix: with a prefix cache. Or the path of a class, or an object, which is copied."""
     memory_settings: Mapping[str, Any] = field(default_factory=dict)
     """What such a class takes besides."""
+    offload: Offload | Mapping[str, Any] = field(default_factory=Offload)
+    """What is copied to host memory beside the GPU's work; or the settings of a `VLLMOffload`."""
     block_size: int = 16
     blocks: int | None = None
     """Blocks of the cache; None: as many as fit."""
@@ -96,9 +99,6 @@ class ServerSpec:
     gpu_memory_utilization: float | None = None
     """The share of a GPU's memory for weights, activations and cache together; None: 0.9, and in
     the simulator as the server that sizes the cache."""
-    offload: Mapping[str, Any] | None = None
-    """A tier of host memory: what `OffloadConnector` takes; or, in the place of `chunks`, its `gib`
-    over all GPUs."""
     kv_layout: str = "block"
     """What one copy to the host moves: a block of all layers, or (layer) keys or values of one."""
     kv_cache_dtype: str = "auto"
@@ -187,6 +187,15 @@ class ServerSpec:
     # -- what is made of it ------------------------------------------------------------------------
 
     @property
+    def offloading(self) -> Offload:
+        """What is copied to host memory, as an object."""
+        if isinstance(self.offload, Offload):
+            return self.offload
+        settings = dict(self.offload)
+        refuse_settings("offload", settings, VLLMOffload, "offload")
+        return VLLMOffload(**settings)
+
+    @property
     def groups(self) -> int:
         """Data-parallel groups of GPUs: each has requests, keys and values of its own, and all
         limits and sizes are those of one group, as in vLLM."""
@@ -244,7 +253,7 @@ class ServerSpec:
             max_batched_tokens=None if tokens is None else tokens * batches,
             max_model_len=self.max_model_len,
             async_scheduling=self.async_scheduling,
-            connector=OffloadConnector(**self.offload) if self.offload else None,
+            connector=self.offloading.connector(self.block_size, groups),
             kind=kind,
         )
 

@@ -31,9 +31,10 @@ from pagedsim.core.source import Mode
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.sim.simulate import simulate
 from pagedsim.sim.tiers import Level, Link, Tiers, Way
+from pagedsim.sim.transfers import Transfers
 from pagedsim.workload import Sessions
 from tests.cluster.fleets import whole
-from tests.core.cases import Job, Server, jobs, servers
+from tests.core.cases import Job, Server, hosts, jobs, servers
 from tests.sim.harness import Affine, content
 
 GAP = 0.0057
@@ -146,6 +147,8 @@ def outcome(
         if case.fleet is None:
             (one,) = schedulers
             tiers = _tiers(one)
+            if one.queues.connector is not None:
+                how["transfers"] = Transfers(lambda blocks: 1e-3 + 7e-3 * blocks)
             simulate(one, Load(case), costs, recorder, way=case.way, tiers=tiers, **how)
             tables = [recorder.requests_table(), recorder.steps_table()]
         else:
@@ -214,6 +217,10 @@ def simulations(draw: st.DrawFn, fleets: bool | None = None) -> Simulation:
                 max_model_len=more[0],
                 max_batched_tokens=more[1],
             )
+        can_load = server.batching == "unified" and server.memory in ("paged", "prefix")
+        if can_load and not fleet and draw(st.booleans()):
+            host = draw(hosts())
+            server = replace(server, preemption="recompute", cpu_blocks=0, host=host)
         made.append(server)
     longest = min(s.max_model_len or s.reserved_len or s.blocks * s.block_size for s in made)
     widths = (1,) if fleet else draw(st.sampled_from([(1,), (1,), (1, 1, 1, 2, 3)]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,7 @@ from pagedsim.sim.replica import Replica
 from pagedsim.sim.simulate import simulate
 from pagedsim.sim.tiering import tiered
 from pagedsim.sim.tiers import Tiers
+from pagedsim.sim.transfers import Transfers
 from pagedsim.spec.objects import draws
 from pagedsim.spec.run import RunSpec, Settings
 from pagedsim.workload import Workload
@@ -73,6 +75,9 @@ class Simulation(BackendRun):
             "beams": self.beams,
             "tiers": tiers,
         }
+        if self.scheduler.queues.connector is not None:
+            swap = partial(policy_validation.seconds, cost, "swap_seconds")
+            self.settings["transfers"] = Transfers(lambda blocks: swap(cost.swap_seconds(blocks)))
         """The arguments of a `Server` beside its scheduler and its costs."""
 
     @property
@@ -110,7 +115,9 @@ class Simulation(BackendRun):
         return known
 
     def notices(self) -> list[str]:
-        return policy_validation.lines(self.cost, "notices", self.cost.notices)
+        notices = policy_validation.lines(self.cost, "notices", self.cost.notices)
+        note = self.server.offloading.note(self.server.block_size, self.scheduler.max_model_len)
+        return [*notices, note] if note else notices
 
 
 @dataclass(frozen=True)
@@ -431,7 +438,7 @@ class Simulated(Backend):
         refuse_attributes(cost)
         if self.only == "decode":
             cost = Decodes(cost)
-        with config.errors_of("server", "memory"):
+        with config.errors_of("server", "memory", "offload"):
             server, tiers = tiered(server.priced(cost.prices()), replica, cost)
             memory = config.settings["memory"]
             rule = {key: memory[key] for key in ("pool", "reserved_gib") if key in memory}
@@ -452,5 +459,7 @@ class Simulated(Backend):
         """Another such server, with a policy and a memory of its own."""
         server = config.server.priced(simulation.cost.prices())
         server, tiers = tiered(server, simulation.replica, simulation.cost, simulation.tiers)
-        server = server.of_sizes(simulation.server.sizes())
+        server = replace(
+            server.of_sizes(simulation.server.sizes()), offload=simulation.server.offload
+        )
         return Simulation(simulation.replica, simulation.cost, server, tiers, self, config.seed)

@@ -238,8 +238,8 @@ class StepPlan:
     @property
     def flushed(self) -> Sequence[int]:
         """Jobs that must have ended before the step computes: of its own transfers or of earlier
-        ones. A store of its own among them reads what earlier steps computed, and begins at
-        once."""
+        ones. A store of its own among them reads what earlier steps computed, and begins at once.
+        Its loads begin after these stores, and may write what they have read."""
         return tuple(self._flushed)
 
     @property

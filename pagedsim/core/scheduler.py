@@ -208,6 +208,8 @@ class Scheduler:
             queues.require_absent(request)
         if output_len is not None:
             queues.require_output_left(request, output_len)
+        if queues.connector is not None:
+            queues.connector.require_limits(request)
         if request._state is not _NEW:
             self._require_away(request)
             request._lose()
@@ -469,8 +471,8 @@ class Scheduler:
         """Apply what `dispatch` could not know: when the step ended, and what was sampled."""
         queues = self.queues
         queues._now = now
-        if queues.connector is not None:
-            queues.connector.settled(plan)
+        if queues.connector is not None and queues.connector.settled(plan):
+            queues.disturbed = True
         for chunk in plan._chunks:
             request = chunk._request
             first = chunk._samples and request._first_token_at is None
@@ -584,7 +586,9 @@ class Scheduler:
             return 0
         if plan._held or plan._copies or plan._swap_in or plan.took_memory or plan._rejected:
             return 0
-        if (connector := queues.connector) is not None and limit:
+        if (connector := queues.connector) is not None:
+            if len(self.holding) or queues.prefilling:  # which may wait for a step in flight
+                return 0
             limit = connector.uneventful(plan, limit, len(self.waiting))
         limit = self._forecast.steps(plan, limit)
         after, ends = self.clock.tick + 1, self.clock.ends

@@ -176,6 +176,7 @@ def _sized(server: ServerSpec, model: LoadedModel, shape: CacheShape, graphs: bo
     return replace(
         server,
         blocks=blocks,
+        offload=server.offloading.sized(shape.block_size, shape.block_bytes),
         cpu_blocks=swapped,
         max_model_len=longest,
         max_batched_tokens=server.step_tokens(longest),

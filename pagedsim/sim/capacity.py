@@ -127,6 +127,7 @@ def _with_blocks(server: ServerSpec, replica: Replica, longest: int, **rule: Any
         server,
         blocks=blocks,
         cpu_blocks=swapped,
+        offload=server.offloading.sized(replica.block_size, replica.block_bytes),
         max_batched_tokens=tokens,
         max_model_len=longest,
     )

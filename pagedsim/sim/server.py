@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import simpy
 
-from pagedsim.core import Request, RequestId, Scheduler, StepPlan, policy_validation
+from pagedsim.core import ConfigError, Request, RequestId, Scheduler, StepPlan, policy_validation
 from pagedsim.core.compiled import stopped
 from pagedsim.core.plan import Rejection
 from pagedsim.core.policy_validation import LONGEST
@@ -19,6 +19,7 @@ from pagedsim.sim.beams import Beams
 from pagedsim.sim.environment import NORMAL, Environment
 from pagedsim.sim.feed import Arrivals
 from pagedsim.sim.tiers import Tiers
+from pagedsim.sim.transfers import Transfers
 
 
 class Costs(Protocol):
@@ -72,13 +73,15 @@ class Server:
         beams: Beams | None = None,
         fast_forward: bool = True,
         tiers: Tiers | None = None,
+        transfers: Transfers | None = None,
     ) -> None:
         """`overlap`: swap-outs overlap with computation, over one bus.
 
         `copy_seconds` is added to a step for each block that it copies on the GPU. `beams` draws
         the parents of beams; without it every beam continues. Without `fast_forward` every step is
         planned and committed individually, with the same results. `tiers` has the times of moves
-        between memory tiers; without it they take no time.
+        between memory tiers; without it they take no time. `transfers` has those of copies from and
+        to a host tier, which a scheduler with a connector needs.
         """
         self.environment = environment
         self.scheduler = scheduler
@@ -89,6 +92,12 @@ class Server:
         self.bus = simpy.Resource(environment, capacity=1) if overlap else None
         self.copy_seconds = copy_seconds
         self.tiers = tiers
+        self.transfers = transfers
+        self.connector = scheduler.queues.connector
+        if self.connector is not None and (transfers is None or self.connector.lower.tiers):
+            raise ConfigError(
+                "offload: a simulated server needs transfers, and has no tiers below the host tier"
+            )
         self.beams = beams or Beams(0.0)
         self.searching = 0  # number of beam searches
         # A recording is indexed by step number, not by the totals of a step.
@@ -131,6 +140,8 @@ class Server:
             self._leave(rejection.request)
         self._refused = ()
         lost = self.scheduler.crash(self.environment.now)
+        if self.transfers is not None:
+            self.transfers.clear()
         for request in lost:
             self._forget(request)
         self.process.interrupt()
@@ -163,7 +174,7 @@ class Server:
             now = environment.now
             self._stuck = False
             while True:
-                if not requests or self._stuck:
+                if self._stuck or not (requests or self._untold):
                     woken = yield from self._sleep(now)
                     if woken is None:
                         break
@@ -172,6 +183,9 @@ class Server:
                 plan = scheduler.plan(now)
                 if not plan._decode_count and plan.empty:
                     self._end_of_moves(plan, now, now, now)
+                    if self.transfers is not None:
+                        self.transfers.begin(plan, now)
+                        self.transfers.computed(plan, now)
                     self.recorder.step(plan, now, now, scheduler)
                     self._stuck = plan.idle
                 else:
@@ -186,6 +200,8 @@ class Server:
                     ended = scheduler.commit(plan, now, None, None, parents)
                     if ended:
                         yield from self._depart(ended, now)
+                    if self.transfers is not None:
+                        self._report(self.transfers, now)
                     if self.observer is not None and self.observer.waits_for(plan):
                         yield from self._catch_up(now)
                         self.observer.committed(plan)
@@ -194,7 +210,49 @@ class Server:
         except StopIteration as error:
             raise stopped(error) from error
 
+    @property
+    def _untold(self) -> bool:
+        """Whether an empty step is to be planned after the end of a request."""
+        return self.connector is not None and self.connector.untold
+
+    def _report(self, transfers: Transfers, now: float) -> None:
+        """Tell the scheduler of transfers that have ended."""
+        if jobs := transfers.ended(now):
+            self.scheduler.transferred(jobs, now)
+            self._stuck = False
+
     def _sleep(self, now: float) -> Generator[simpy.Event, None, float | None]:
+        """Wait for an arrival, or for a transfer that requests wait for; returns its time, None
+        after the last."""
+        try:
+            transfers = self.transfers
+            if transfers is None:
+                return (yield from self._sleep_until_arrival(now))
+            if self.scheduler.unfinished and (end := transfers.next_end) < inf:
+                woken: float | None = yield from self._sleep_until(min(end, self._next_at), now)
+            else:
+                woken = yield from self._sleep_until_arrival(now)
+            if woken is not None:
+                self._report(transfers, woken)
+            return woken
+        except StopIteration as error:
+            raise stopped(error) from error
+
+    def _sleep_until(self, at: float, now: float) -> Generator[simpy.Event, None, float]:
+        """Wait until then, or until the process is woken."""
+        try:
+            if self.environment.peek() <= at:
+                yield from self._catch_up(now)
+                self._wake = self.environment.event()
+                yield simpy.AnyOf(self.environment, [self._wake, self.environment.at(at, NORMAL)])
+                at = max(self.environment.now, now)
+            if at >= self._next_at:
+                self._add_arrivals(at)
+            return at
+        except StopIteration as error:
+            raise stopped(error) from error
+
+    def _sleep_until_arrival(self, now: float) -> Generator[simpy.Event, None, float | None]:
         """Wait for an arrival; returns its time, None after the last."""
         try:
             if (at := self._next_at) < inf:
@@ -219,6 +277,8 @@ class Server:
             environment, begin = self.environment, now
             if plan._swap_out or plan._swap_in or plan._copies:
                 begin = yield from self._move_blocks(plan, now)
+            if self.transfers is not None:
+                begin = self.transfers.begin(plan, begin)
             if plan._chunks or not self.fast_forward:
                 hook, took = "step_seconds", self.raw_cost.step_seconds(plan)
             else:
@@ -229,6 +289,8 @@ class Server:
             end = begin + took
             if plan._moves:
                 end = self._end_of_moves(plan, now, begin, end)
+            if self.transfers is not None:
+                self.transfers.computed(plan, end)
             self.recorder.step(plan, now, end, self.scheduler)
             repeats = self._repeats(plan)
             while True:
@@ -407,7 +469,7 @@ class AheadServer(Server):
             self._stuck = False
             while True:
                 if current is None:
-                    if not scheduler.unfinished or self._stuck:
+                    if self._stuck or not (scheduler.unfinished or self._untold):
                         woken = yield from self._sleep(now)
                         if woken is None:
                             break
@@ -489,10 +551,14 @@ class AheadServer(Server):
             end = now
             if not plan._decode_count and plan.empty:
                 self._end_of_moves(plan, now, now, now)
+                if self.transfers is not None:
+                    self.transfers.begin(plan, now)
             else:
                 begin = now
                 if plan._swap_out or plan._swap_in or plan._copies:
                     begin = yield from self._move_blocks(plan, now)
+                if self.transfers is not None:
+                    begin = self.transfers.begin(plan, begin)
                 end = begin + self._seconds(plan)
                 if plan._moves:
                     end = self._end_of_moves(plan, now, begin, end)
@@ -500,11 +566,15 @@ class AheadServer(Server):
                     yield self.environment.at(end, NORMAL)
                 if now < end >= self._next_at:
                     self._add_arrivals(end)
+            if self.transfers is not None:
+                self.transfers.computed(plan, end)
             self.recorder.step(plan, now, end, self.scheduler)
             parents = self.beams.parents(plan) if self.searching else None
             ended = self.scheduler.complete(plan, end, None, None, parents)
             if ended:
                 yield from self._depart(ended, end)
+            if self.transfers is not None:
+                self._report(self.transfers, end)
             if self.observer is not None and self.observer.waits_for(plan):
                 yield from self._catch_up(end)
                 self.observer.committed(plan)

@@ -70,6 +70,7 @@ class Root:
     preemption: Any = None
     batching: Any = None
     memory: Any = None
+    offload: Any = None
     model: Any = None
     hardware: Any = None
     stack: Any = None

@@ -30,6 +30,7 @@ from pagedsim.core import (
 )
 from pagedsim.core.contracts import vet
 from pagedsim.core.errors import shown, unknown
+from pagedsim.core.offload import Offload
 from pagedsim.core.policy_validation import refuse_signatures
 from pagedsim.metrics.slo import Reader, Slo, slo_of
 from pagedsim.policies.autoscaling import CONTRACT as AUTOSCALING
@@ -60,8 +61,8 @@ if TYPE_CHECKING:
 Settings = dict[str, Any]
 
 REPLICA_KEYS = (
-    *("policy", "preemption", "batching", "memory", "model", "hardware", "stack", "cost"),
-    *("server", "tensor_parallel", "pipeline_parallel", "expert_parallel"),
+    *("policy", "preemption", "batching", "memory", "offload", "model", "hardware", "stack"),
+    *("cost", "server", "tensor_parallel", "pipeline_parallel", "expert_parallel"),
     *("kv_cache_dtype", "quantization"),
 )
 """Keys and groups that may differ between the pools of a fleet; all others are the fleet's."""
@@ -127,12 +128,18 @@ class RunSpec:
                 **config["server"],
                 **_memory(memory, self.seed),
                 **{key: memory[key] for key in OF_MEMORY if key in memory},
+                **self._offload(),
                 tensor_parallel=config["tensor_parallel"],
                 pipeline_parallel=config["pipeline_parallel"],
                 expert_parallel=config["expert_parallel"],
                 kv_cache_dtype=config["kv_cache_dtype"],
                 quantization=config["quantization"],
             )
+
+    def _offload(self) -> Settings:
+        if self.settings.get("offload") is None:  # of a run that was stored before there was any
+            return {}
+        return {"offload": make("offload", self.settings["offload"], Offload)}
 
     @cached_property
     def model(self) -> ModelShape:

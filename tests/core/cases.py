@@ -6,7 +6,7 @@ A `Case` is plain data: its repr in a failure is all that is needed to run it ag
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache, lru_cache
 from typing import Any, Literal, TypeVar
 
@@ -34,6 +34,7 @@ from pagedsim.core import (
     Tier,
 )
 from pagedsim.core.memory.tiered import WRITES
+from pagedsim.core.offload import OffloadConnector
 from pagedsim.policies.victims import VICTIMS
 from tests.core.odd_policies import (
     Aging,
@@ -81,6 +82,21 @@ class Prices:
 
 
 @dataclass(frozen=True)
+class Host:
+    """All that a connector to a host tier is made of."""
+
+    chunks: int
+    blocks_per_chunk: int = 1
+    eviction: str = "lru"
+    store_threshold: int = 0
+    prompt_only: bool = True
+    sync_tokens: int = 0
+
+    def connector(self) -> OffloadConnector:
+        return OffloadConnector(**asdict(self))
+
+
+@dataclass(frozen=True)
 class Server:
     """All that a scheduler is made of."""
 
@@ -118,6 +134,8 @@ class Server:
     """Decode steps between admissions, under prefill_first."""
     weighs: bool = False
     """Whether what is found below the GPU is loaded only where that is cheaper."""
+    host: Host | None = None
+    """A host tier, with a connector."""
 
     def build(self, seed: int, ahead: bool = False) -> Scheduler:
         return Scheduler(
@@ -129,6 +147,7 @@ class Server:
             max_batched_tokens=self.max_batched_tokens,
             max_model_len=self.max_model_len,
             async_scheduling=ahead,
+            connector=self.host.connector() if self.host else None,
         )
 
     def _memory(self) -> Memory:
@@ -367,6 +386,19 @@ def servers(draw: st.DrawFn, batching: str, memory: str) -> Server:
         chunk=chunk and -(-chunk // size) * size,
         mixed=draw(_truth) if chunk or batching == "trtllm" else False,
         max_wait=draw(_one_of(0, 0, 0, 3)) if batching in ("prefill_first", "trtllm") else 0,
+    )
+
+
+@cache
+@st.composite
+def hosts(draw: st.DrawFn) -> Host:
+    return Host(
+        chunks=draw(_whole(1, 40)),
+        blocks_per_chunk=draw(_one_of(1, 1, 2, 3)),
+        eviction=draw(_one_of("lru", "arc")),
+        store_threshold=draw(_one_of(0, 0, 2)),
+        prompt_only=draw(_truth),
+        sync_tokens=draw(_one_of(0, 0, 16)),
     )
 
 

@@ -95,7 +95,7 @@ class Case:
         choice = self.rng.choice
         offload = {
             "chunks": choice((3, 8, 40)),
-            "blocks_per_chunk": choice((1, 1, 2)),
+            "chunk_tokens": choice((None, None, 8)),
             "eviction": choice(("lru", "arc")),
             "store_threshold": choice((0, 0, 2)),
             "prompt_only": choice((True, False)),
@@ -205,7 +205,7 @@ def test_steps_that_fail_leave_nothing_wrong_behind(seed: int) -> None:
 
 
 def test_an_engine_waits_for_a_copy_where_nothing_else_can_be_done() -> None:
-    offload = {"chunks": 40, "blocks_per_chunk": 1, "sync_tokens": 0, "store_threshold": 0}
+    offload = {"chunks": 40, "chunk_tokens": None, "sync_tokens": 0, "store_threshold": 0}
     case = Case(random.Random(3), settings={"memory": "paged"}, offload=offload)
     engine, (stores, loads) = case.engine, case.buses
     stores.haste = 1.0

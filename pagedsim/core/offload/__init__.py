@@ -7,7 +7,16 @@ from pagedsim.core.compiled import own_abc_registry
 from pagedsim.core.offload.connector import OffloadConnector
 from pagedsim.core.offload.eviction import ARC, LRU, ChunkEviction
 from pagedsim.core.offload.lower import LowerTier
+from pagedsim.core.offload.settings import Offload, VLLMOffload
 
-__all__ = ["ARC", "LRU", "ChunkEviction", "LowerTier", "OffloadConnector"]
+__all__ = [
+    "ARC",
+    "LRU",
+    "ChunkEviction",
+    "LowerTier",
+    "Offload",
+    "OffloadConnector",
+    "VLLMOffload",
+]
 
 own_abc_registry(ChunkEviction, "insert", "choose", "remove")

@@ -142,6 +142,11 @@ class OffloadConnector:
         return bool(self.jobs or self._ended or self.lower.jobs)
 
     @property
+    def untold(self) -> bool:
+        """Whether the next step, though empty, stores what a request has left or notes its end."""
+        return bool(self._ended)
+
+    @property
     def kept(self) -> Sequence[Placeholder]:
         """Owners of the blocks that are in use though their requests have ended."""
         return [*self._lingering.values(), *(placeholder for _, placeholder in self._in_steps)]
@@ -206,10 +211,13 @@ class OffloadConnector:
                 taken.update(table[-1] for table in request._tables)
         return taken
 
-    def settled(self, plan: StepPlan) -> None:
-        """A step that was in flight has been carried out."""
+    def settled(self, plan: StepPlan) -> bool:
+        """A step that was in flight has been carried out; returns whether that frees blocks."""
+        frees = False
         while self._in_steps and self._in_steps[0][0] is plan:
             self._memory.release(self._in_steps.pop(0)[1])
+            frees = True
+        return frees
 
     def sampled(self, requests: Iterable[Request]) -> None:
         """Their tokens of a step that was planned ahead are known: its blocks can be found, though
@@ -245,6 +253,12 @@ class OffloadConnector:
         tokens, why = self._lookup(self._account(request), hit)
         self.step.lookups.append(Lookup(request._id, hit, tokens, why))
         return tokens
+
+    @staticmethod
+    def require_limits(request: Request) -> None:
+        """Raise RequestError for limits of a request that are none."""
+        if request._extra:
+            Account(request)
 
     def _account(self, request: Request) -> Account:
         account = self._accounts.get(request)

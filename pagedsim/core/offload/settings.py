@@ -1,0 +1,94 @@
+"""What is offloaded to host memory, as a server is configured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from pagedsim.core.errors import ConfigError, require_number, require_whole
+from pagedsim.core.offload.connector import OffloadConnector
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Offload:
+    """Nothing is: the base of all else."""
+
+    def sized(self, block_size: int, block_bytes: float) -> Offload:
+        """The same with a size in chunks, for a GPU whose blocks have so many tokens and bytes."""
+        return self
+
+    def connector(self, block_size: int, groups: int = 1) -> OffloadConnector | None:
+        """A new connector for the scheduler of so many groups of GPUs."""
+        return None
+
+    def note(self, block_size: int, longest: int) -> str | None:
+        """What one should know of the settings, where requests have up to `longest` tokens."""
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class VLLMOffload(Offload):
+    """vLLM 0.33's connector; sizes are those of each GPU."""
+
+    gib: float = 64.0
+    """Host memory."""
+    chunks: int | None = None
+    """In place of `gib`."""
+    chunk_tokens: int | None = None
+    """Tokens of a chunk; None: those of a block."""
+    eviction: str = "lru"
+    store_threshold: int = 0
+    tracked_chunks: int = 64_000
+    prompt_only: bool = True
+    sync_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        require_number("gib", self.gib, 0)
+        for name in ("chunks", "chunk_tokens"):
+            if (value := getattr(self, name)) is not None:
+                require_whole(name, value, 1)
+        self._connector(1, 1)  # refuses what is wrong with the others
+
+    def _blocks_per_chunk(self, block_size: int) -> int:
+        tokens = block_size if self.chunk_tokens is None else self.chunk_tokens
+        if tokens % block_size:
+            raise ConfigError(
+                f"chunk_tokens={tokens}: must be a multiple of block_size={block_size}"
+            )
+        return tokens // block_size
+
+    def sized(self, block_size: int, block_bytes: float) -> VLLMOffload:
+        blocks = self._blocks_per_chunk(block_size)
+        if self.chunks is not None:
+            return self
+        chunks = int(self.gib * GIB // (blocks * block_bytes))
+        if not chunks:
+            takes = blocks * block_bytes / GIB
+            raise ConfigError(f"gib={self.gib:g}: must hold a chunk, which takes {takes:.3g} GiB")
+        return replace(self, chunks=chunks)
+
+    def connector(self, block_size: int, groups: int = 1) -> OffloadConnector:
+        if self.chunks is None:
+            raise ConfigError("offload: needs chunks, or a model, by whose blocks gib is divided")
+        return self._connector(self.chunks * groups, self._blocks_per_chunk(block_size))
+
+    def _connector(self, chunks: int, blocks_per_chunk: int) -> OffloadConnector:
+        return OffloadConnector(
+            chunks,
+            blocks_per_chunk=blocks_per_chunk,
+            eviction=self.eviction,
+            store_threshold=self.store_threshold,
+            tracked_chunks=self.tracked_chunks,
+            prompt_only=self.prompt_only,
+            sync_tokens=self.sync_tokens,
+        )
+
+    def note(self, block_size: int, longest: int) -> str | None:
+        chunks = longest // (block_size * self._blocks_per_chunk(block_size))
+        if self.store_threshold < 2 or self.tracked_chunks >= chunks:
+            return None
+        return (
+            f"offload.tracked_chunks={self.tracked_chunks}: a request of {longest} tokens has "
+            f"{chunks} chunks; those that are not counted are never stored"
+        )
