@@ -96,8 +96,9 @@ def synthetic(lengths: str | Mapping[str, Any] = "sharegpt", /, **settings: Any)
     return Option("sharegpt", {**settings, "lengths": shape})
 
 
-def trace(path: str | Path, /, **settings: Any) -> Option:
-    """The requests of a file: `trace("mine.csv", columns={"arrival": "my_time"})`.
+def trace(path: str | Path | Sequence[str | Path], /, **settings: Any) -> Option:
+    """The requests of a file: `trace("mine.csv", columns={"arrival": "my_time"})`; or the sessions
+    of one, of several or of a folder: `trace("sessions", replay={"markers": "end"})`.
 
     `settings` are those of `workload=trace`.
     """

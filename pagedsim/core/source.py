@@ -104,9 +104,7 @@ class Agenda:
             self._read(arrival)
         if self._due and not self._sent and self._turns.max_idle is not None:
             self._shorten(self._turns.max_idle)
-        if self._due and self._due[0][0] >= self._end:
-            self._due, self._held, self._next = [], {}, None
-        return self._due[0][0] if self._due else None
+        return self._due[0][0] if self._due and self._due[0][0] < self._end else None
 
     def _shorten(self, max_idle: float) -> None:
         """No request is at the server: bring all that are pending forward, so that the first comes
@@ -117,8 +115,10 @@ class Agenda:
 
     @property
     def over(self) -> bool:
-        """Whether all requests have been taken."""
-        return self.at is None and not self._held and self._next is None
+        """Whether all requests have been taken, or no other can come before the end."""
+        if self.at is not None:
+            return False
+        return not self._sent if self._due else not self._held and self._next is None
 
     def take(self) -> Job:
         """The next request; it arrives at its time."""

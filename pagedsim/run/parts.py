@@ -125,7 +125,8 @@ LACKS: Mapping[Need, tuple[Callable[[Workload], bool], str]] = {
     ),
     "session": (
         lambda workload: workload.turns is None,
-        "goes by sessions, and no request is of one; take workload=chat_sessions or agents",
+        "goes by sessions, and no request is of one; take workload=chat_sessions or agents, or a "
+        "trace with sessions",
     ),
     "client": (
         lambda workload: len(np.unique(workload.client)) < 2,

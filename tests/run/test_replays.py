@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import pagedsim as ps
 from pagedsim.metrics.arms import Run
 from tests.run.studies import run_of
 from tests.workload.test_agents import FOLDER, call, lanes, saved
@@ -60,6 +61,15 @@ def test_sessions_beyond_the_servers_context_are_left_out_before_it_starts(tmp_p
     (note,) = run.summary["notices"]
     what = "left out, since they have calls of more than 4,003 tokens: 1 of 2 sessions"
     assert note["what"] == what
+
+
+def test_python_names_files_and_how_they_are_played(tmp_path: Path) -> None:
+    paths = [saved(tmp_path, call(0, 64, range(16)), name=f"{name}.json") for name in "ab"]
+    replay = {"plays": 2, "delays": "none"}
+    workload = ps.trace(paths, arrivals="closed", users=1, replay=replay)
+    result = ps.simulate(workload=workload, memory="prefix", seeds=1, jobs=1)
+    (run,) = result.runs
+    assert columns(run, "cached_tokens") == [[0, 0, 48, 48]]
 
 
 def test_agentx_replays_recorded_sessions(tmp_path: Path) -> None:

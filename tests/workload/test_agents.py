@@ -315,6 +315,15 @@ def test_nothing_is_sent_after_the_duration(tmp_path: Path) -> None:
     assert set(table["state"].to_pylist()) == {"finished"} and table.num_rows == 6
 
 
+def test_one_lane_that_is_over_does_not_end_another(tmp_path: Path) -> None:
+    saved(tmp_path, call(0, 4, [1], out=1), call(900, 4, [1]), name="a.json")
+    saved(tmp_path, *(call(10 * n, 4, [1], out=20) for n in range(4)), name="b.json")
+    table = played(
+        tmp_path, step=0.1, arrivals="closed", users=2, replay={"duration": 30, "max_idle": 40}
+    )
+    assert table["arrival"].to_pylist() == pytest.approx([0, 0, 12, 24])
+
+
 # -- which sessions --------------------------------------------------------------------------------
 
 
