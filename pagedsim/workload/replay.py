@@ -143,31 +143,20 @@ def replayed(
     delays = replay.delays or (CLOCK if clocked else "answer")
     if not in_turns and delays != CLOCK:
         raise ConfigError(f"in_turns=false: only with replay.delays={CLOCK}, not {delays}")
-    queue = [(play, number) for play in range(replay.plays) for number in range(len(sessions))]
-    if closed and closed.users > len(queue):
-        what = f"there are only {len(queue)} sessions to play"
-        raise ConfigError(f"users={closed.users}: {what}; replay.plays= plays them again")
-    begins = np.array([session.begin for session in sessions]) / rate_scale
-    if process is not None:
-        with np.errstate(over="ignore"):
-            begins = process.times(len(queue), stream(seed, "arrivals"))
-        refuse_late("rate", begins[-1])
-    maker = _Maker(sessions, replay, delays, in_turns, rate_scale)
-    if closed and replay.begin is not None:
-        maker.lanes(queue, closed.users, seed)
-    for number, (play, which) in enumerate(queue):
-        maker.add(number, play, which, float(begins[number]))
+    maker = _Maker(sessions, replay, delays, in_turns, rate_scale, seed)
+    queued = maker.play(process)
     if warm := len(maker.warm):
         notes.append(f"{warm:,} calls of the warm-up are served first, and are in no metric")
     rows = _Row(*map(list, zip(*_by_arrival(maker.rows), strict=True)))  # type: ignore[arg-type]
     arrival, session = np.array(rows.arrival), np.array(rows.session)
     refuse_late(f"rate_scale={rate_scale:g}", arrival[-1])
-    labelled = labels.draw(np.zeros(len(queue)), partial(stream, seed))
+    labelled = labels.draw(np.zeros(queued), partial(stream, seed))
     priority, client, deadline = (
         column[session] if column.ndim else column
         for column in (labelled.priority, labelled.client, labelled.deadline)
     )
-    extra = [{"model": call.model} for one in sessions for call in one.calls]
+    models = (call.model for one in sessions for call in one.calls)
+    extra = [{"model": model} if model else {} for model in models]
     return Workload.of(
         arrival,
         rows.prompt,
@@ -233,6 +222,7 @@ class _Maker:
     delays: str
     in_turns: bool
     rate_scale: float
+    seed: int
     rows: list[_Row] = field(default_factory=list)
     instants: dict[int, float] = field(default_factory=dict)
     """When each lane begins, in its first session."""
@@ -243,11 +233,30 @@ class _Maker:
         counts = [len(session.calls) for session in self.sessions]
         self._first = np.concatenate([[0], np.cumsum(counts)]).tolist()
 
-    def lanes(self, queue: Sequence[tuple[int, int]], users: int, seed: int) -> None:
+    def play(self, process: Arrivals | None) -> int:
+        """Add all sessions, as often as they are played; returns how many that is."""
+        every, plays = range(len(self.sessions)), range(self.replay.plays)
+        queue = [(play, which) for play in plays for which in every]
+        begins = [session.begin / self.rate_scale for session in self.sessions]
+        if process is not None:
+            with np.errstate(over="ignore"):
+                begins = process.times(len(queue), stream(self.seed, "arrivals")).tolist()
+            refuse_late("rate", begins[-1])
+        if isinstance(process, ClosedLoop):
+            if process.users > len(queue):
+                what = f"there are only {len(queue)} sessions to play"
+                raise ConfigError(f"users={process.users}: {what}; replay.plays= plays them again")
+            if self.replay.begin is not None:
+                self._lanes(queue, process.users)
+        for number, ((play, which), begin) in enumerate(zip(queue, begins, strict=True)):
+            self._add(number, play, which, begin)
+        return len(queue)
+
+    def _lanes(self, queue: Sequence[tuple[int, int]], users: int) -> None:
         """Draw the instants at which lanes begin, and add the warm-up: each agent that is at work
         then asks again what it asked last, for one token."""
         low, high = self.replay.begin or (0.0, 0.0)
-        shares = stream(seed, "lanes").uniform(low, high, users).tolist()
+        shares = stream(self.seed, "lanes").uniform(low, high, users).tolist()
         for number, (share, (play, which)) in enumerate(zip(shares, queue, strict=False)):
             calls, first = self.sessions[which].calls, self._first[which]
             self.instants[number] = instant = share * calls[-1].at
@@ -258,7 +267,7 @@ class _Maker:
                 self.rows.append(_Row(0.0, *of, (), 0.0))
         self.warm = range(len(self.rows))
 
-    def add(self, number: int, play: int, which: int, begin: float) -> None:
+    def _add(self, number: int, play: int, which: int, begin: float) -> None:
         """Add the calls of a session; of a lane's first one those since the lane's instant."""
         calls, row_of = self.sessions[which].calls, dict[int, int]()
         for place, call in enumerate(calls):

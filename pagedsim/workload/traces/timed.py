@@ -97,7 +97,10 @@ class TraceLab(SessionFormat):
             if not (name := row.text("session_id")):
                 raise row.wrong("session_id", "a name")
             rows.setdefault(name, []).append(row)
-        windows = [(*window, name) for name, rounds in rows.items() for window in _windows(rounds)]
+        windows: dict[tuple[str, str], list[tuple[float, float, str]]] = {}
+        for name, rounds in rows.items():
+            of_user = windows.setdefault(_whose(rounds), [])
+            of_user += [(*window, name) for window in _windows(rounds)]
         agents, undated, parents = dict[str, Agent](), dict[str, int](), dict[str, str]()
         for name, rounds in rows.items():
             moments = [at for row in rounds for at in (*_events(row), *chain(*_tools(row)))]
@@ -106,9 +109,9 @@ class TraceLab(SessionFormat):
         for name, agent in agents.items():
             if fitting := [
                 window
-                for window in windows
-                if window[0] <= agent.begin <= agent.end <= window[1] and agent.calls
-                if _whose(rows[window[2]]) == _whose(rows[name])
+                for window in windows[_whose(rows[name])]
+                if window[0] <= agent.begin <= agent.end <= window[1]
+                and agent.calls
                 and name not in _line(window[2], parents)
             ]:
                 begin, end, parents[name] = min(fitting, key=lambda one: one[1] - one[0])
