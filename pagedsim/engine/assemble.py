@@ -65,12 +65,10 @@ def _assembled(arguments: Arguments, model: LoadedModel) -> Parts:
     server = _sized(server.priced(prices), model, shape, graphs=graphs)
     scheduler = server.scheduler()
     assert server.blocks is not None and server.cpu_blocks is not None
-    hosted = server.cpu_blocks
-    if (connector := scheduler.queues.connector) is not None:
-        if connector.lower.tiers:
-            raise ConfigError("offload.tiers: must be empty; the engine has a host tier alone")
-        hosted += connector.host.capacity * connector.blocks_per_chunk
-    cache = new_cache(shape, server.blocks, hosted, model.device)
+    if (connector := scheduler.queues.connector) is not None and connector.lower.tiers:
+        raise ConfigError("offload: has tiers below the host tier, which the engine has not")
+    on_host = server.cpu_blocks + _host_blocks(server)
+    cache = new_cache(shape, server.blocks, on_host, model.device)
     tokenizer = load_tokenizer(arguments.tokenizer or arguments.model)
     settings: dict[str, Any] = {
         "seqs": scheduler.max_seqs,
@@ -172,16 +170,26 @@ def _sized(server: ServerSpec, model: LoadedModel, shape: CacheShape, graphs: bo
     if swapped is None:
         swapped = int(server.swap_space_gib * GIB // shape.block_bytes)
     swapped = swapped if server.may_swap else 0
+    try:
+        offload = server.offloading.sized(shape.block_size, shape.block_bytes)
+    except ConfigError as error:
+        raise ConfigError(f"offload.{error}") from error
+    server = replace(server, offload=offload)
     _require_room(server, shape, blocks, swapped, model.device)
     return replace(
         server,
         blocks=blocks,
-        offload=server.offloading.sized(shape.block_size, shape.block_bytes),
         cpu_blocks=swapped,
         max_model_len=longest,
         max_batched_tokens=server.step_tokens(longest),
         kv_cache_dtype=name_of(shape.dtype),
     )
+
+
+def _host_blocks(server: ServerSpec) -> int:
+    """Blocks of its host tier."""
+    connector = server.offloading.connector(server.block_size)
+    return connector.host.capacity * connector.blocks_per_chunk if connector is not None else 0
 
 
 def _require_room(
@@ -194,13 +202,16 @@ def _require_room(
     knobs = f"lower cpu_blocks={swapped}"
     if server.cpu_blocks is None:
         knobs = f"lower swap_space_gib={server.swap_space_gib:g}"
+    purpose = "for swapping"
+    if hosted := _host_blocks(server):  # then nothing is swapped
+        swapped, purpose, knobs = swapped + hosted, "in the host tier", "lower the size of offload"
     host = swapped * shape.block_bytes * ranks
     if device.type != "cuda":
-        what = f"{blocks} blocks, and {swapped} for swapping, {size}"
+        what = f"{blocks} blocks, and {swapped} {purpose}, {size}"
         host += blocks * shape.block_bytes * ranks
         require_host(what, host, f"lower blocks={blocks}" + f", or {knobs}" * (swapped > 0))
         return
-    require_host(f"{swapped} blocks for swapping, {size},", host, knobs)
+    require_host(f"{swapped} blocks {purpose}, {size},", host, knobs)
     total = torch.cuda.get_device_properties(device).total_memory
     if blocks * shape.block_bytes > total:
         raise ConfigError(

@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 
 from pagedsim.core import Request, Scheduler, StepPlan
 from pagedsim.core.request import State
+from pagedsim.core.transfers import Direction, EndedCopy
 
 
 class Histogram:
@@ -61,6 +62,11 @@ _WHOLE = (
 _TOKENS = [*(first * 10**power for power in range(6) for first in (1, 2, 5)), 1_000_000]
 _STEP = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _CHOICES = (1, 2, 5, 10, 20)
+_COPY = (1e6, 5e6, 10e6, 20e6, 40e6, 60e6, 80e6, 100e6, 150e6, 200e6)
+_COPIES = (
+    (Direction.LOAD, "load", "CPU_to_GPU", "from the host tier"),
+    (Direction.STORE, "store", "GPU_to_CPU", "to the host tier"),
+)
 
 
 class Metrics:
@@ -77,6 +83,13 @@ class Metrics:
         """Prompt tokens that were in it."""
         self.ended: Counter[str] = Counter()
         """Finished requests by finish reason."""
+        self.copied_bytes = dict.fromkeys(Direction, 0)
+        """From and to a host tier."""
+        self.copy_seconds = dict.fromkeys(Direction, 0.0)
+        self.copy_sizes = {
+            direction: Histogram(f"kv_offload_{name}_size", f"Bytes of a copy {where}.", _COPY)
+            for direction, name, _, where in _COPIES
+        }
         self.histograms: list[Histogram] = []
         new = self._histogram
         self.step_tokens = new("iteration_tokens_total", "Tokens of a step.", _STEP)
@@ -112,6 +125,13 @@ class Metrics:
         self.generation_tokens += plan.decode_count
         if tokens := plan.prefill_tokens + plan.decode_count:
             self.step_tokens.add(tokens)
+
+    def transferred(self, ended: Sequence[EndedCopy], waited: bool) -> None:
+        for copy in ended:
+            if copy.error is None:
+                self.copied_bytes[copy.direction] += copy.bytes
+                self.copy_seconds[copy.direction] += copy.seconds
+                self.copy_sizes[copy.direction].add(copy.bytes)
 
     def left(self, request: Request) -> None:
         self.ended[self._reason(request)] += 1
@@ -194,7 +214,11 @@ class Exporter(Collector):
     def collect(self) -> Iterator[Family]:
         yield from self._gauges()
         yield from self._counters()
-        for histogram in self._metrics.histograms:
+        histograms = self._metrics.histograms
+        if (connector := self._scheduler.queues.connector) is not None:
+            yield from self._copies(len(connector.host.chunks) / connector.host.capacity)
+            histograms = [*histograms, *self._metrics.copy_sizes.values()]
+        for histogram in histograms:
             name = f"vllm:{histogram.name}"
             family = HistogramMetricFamily(name, histogram.text, labels=_LABELS)
             family.add_metric(self._labels, histogram.cumulative, histogram.sum)
@@ -240,6 +264,25 @@ class Exporter(Collector):
         for reason in dict.fromkeys((*_REASONS, *metrics.ended)):
             ended.add_metric((*self._labels, reason), metrics.ended[reason])
         yield ended
+
+    def _copies(self, usage: float) -> Iterator[Family]:
+        """Of a host tier."""
+        metrics = self._metrics
+        text = "Share of the host tier in use; 1: all."
+        yield self._one(GaugeMetricFamily, "vllm:kv_offload_cpu_cache_usage_perc", text, usage)
+        for what, title, values in (
+            ("bytes", "Bytes copied", metrics.copied_bytes),
+            ("time", "Seconds of copies", metrics.copy_seconds),
+        ):
+            both = CounterMetricFamily(
+                f"vllm:kv_offload_total_{what}", f"{title}.", labels=(*_LABELS, "transfer_type")
+            )
+            for direction, name, label, where in _COPIES:
+                value = values[direction]
+                both.add_metric((*self._labels, label), value)
+                family = f"vllm:kv_offload_{name}_{what}"
+                yield self._one(CounterMetricFamily, family, f"{title} {where}.", value)
+            yield both
 
     def _one(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import random
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -12,9 +13,12 @@ from typing import Any
 import pytest
 import torch
 
+from pagedsim.core import ConfigError
 from pagedsim.core.transfers import Direction, EndedCopy
 from pagedsim.engine.engine import LLMEngine
+from pagedsim.engine.engine_args import from_vllm
 from pagedsim.engine.host_copies import HostCopies
+from pagedsim.engine.llm import LLM
 from pagedsim.engine.step_inputs import BatchColumns, HostCopy
 from tests.engine.test_cache_memory import SlowBus
 from tests.engine.test_equality import GREEDY, PROMPTS, prompts, small, wanted
@@ -223,3 +227,113 @@ def test_an_engine_waits_for_a_copy_where_nothing_else_can_be_done() -> None:
                 loads.haste = 1.0
     assert loads.haste == 1.0
     case.check({})
+
+
+def test_metrics_tell_what_was_copied() -> None:
+    pytest.importorskip("prometheus_client")
+    from pagedsim.serve.metrics import Exporter, Metrics
+
+    case = Case(random.Random(1), offload={"chunks": 40, "store_threshold": 0})
+    case.engine.observer = metrics = Metrics()
+    case.check(case.serve())
+    families = Exporter(metrics, case.engine.scheduler, "model", lambda: 0.0).collect()
+    told = {
+        (sample.name, sample.labels.get("transfer_type"), sample.labels.get("le")): sample.value
+        for family in families
+        for sample in family.samples
+    }
+    size = case.engine.runner.cache.shape.block_bytes
+    for direction, name, label in (
+        (Direction.LOAD, "load", "CPU_to_GPU"),
+        (Direction.STORE, "store", "GPU_to_CPU"),
+    ):
+        copied = case.shadow.checked[direction] * size
+        assert told[f"vllm:kv_offload_{name}_bytes_total", None, None] == copied > 0
+        assert told["vllm:kv_offload_total_bytes_total", label, None] == copied
+        jobs = told[f"vllm:kv_offload_{name}_size_count", None, None]
+        assert told[f"vllm:kv_offload_{name}_size_bucket", None, "1000000.0"] == jobs > 0
+        assert told[f"vllm:kv_offload_{name}_time_total", None, None] == jobs  # a second each
+        assert told["vllm:kv_offload_total_time_total", label, None] == jobs
+    assert 0 < told["vllm:kv_offload_cpu_cache_usage_perc", None, None] <= 1
+
+
+CONNECTOR = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
+
+
+def connector(**extra: Any) -> dict[str, Any]:
+    return {"kv_transfer_config": {**CONNECTOR, "kv_connector_extra_config": extra}}
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ({"kv_offloading_backend": "native"}, None),
+        ({"kv_offloading_size": 0.5}, {"gib": 0.5}),
+        (connector(cpu_bytes_to_use=2**28), {"gib": 0.25}),
+        (
+            {
+                **connector(cpu_bytes_to_use=2**28, blocks_per_chunk=3),
+                **{"kv_offloading_size": 3, "block_size": 8, "tensor_parallel_size": 2},
+            },
+            {"gib": 1.5, "chunk_tokens": 24},
+        ),
+        (
+            connector(
+                **{"cpu_bytes_to_use": 2**30, "spec_name": "CPUOffloadingSpec", "block_size": 32},
+                **{"eviction_policy": "arc", "store_threshold": 2, "max_tracker_size": 5},
+                offload_prompt_only=False,
+            ),
+            {
+                **{"gib": 1, "chunk_tokens": 32, "eviction": "arc", "store_threshold": 2},
+                **{"tracked_chunks": 5, "prompt_only": False},
+            },
+        ),
+    ],
+)
+def test_settings_of_vllm(given: dict[str, Any], meant: dict[str, Any] | None) -> None:
+    found = from_vllm(given)
+    assert found.get("offload") == meant
+    assert found.get("batching") == (None if meant is None else "unified")
+    if config := given.get("kv_transfer_config"):
+        assert from_vllm({**given, "kv_transfer_config": json.dumps(config)}) == found
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"kv_offloading_size": 0}, "kv_offloading_size=0: must be a number above 0"),
+        ({"kv_offloading_size": 1e-9}, "offload.gib=1e-09: must hold a chunk, which takes 6.1"),
+        (
+            {"kv_offloading_backend": "lmcache"},
+            "unknown kv_offloading_backend 'lmcache': choose from native",
+        ),
+        ({"kv_transfer_config": "{"}, "kv_transfer_config='{': is no JSON"),
+        ({"kv_transfer_config": 3}, "kv_transfer_config=3: must be a JSON object"),
+        (
+            {"kv_transfer_config": {"kv_connector": "NixlConnector"}},
+            "unknown kv_transfer_config.kv_connector 'NixlConnector': did you mean",
+        ),
+        (
+            connector(block_size=24, cpu_bytes_to_use=5),
+            "offload.chunk_tokens=24: must be a multiple of block_size=16",
+        ),
+        (connector(), "kv_transfer_config.kv_connector_extra_config: must have cpu_bytes_to_use"),
+        (
+            connector(cpu_bytes=5),
+            "unknown kv_transfer_config.kv_connector_extra_config 'cpu_bytes': did you mean",
+        ),
+        (
+            {"kv_offloading_size": 1, "preemption": "swap"},
+            "offload: preempted requests are found in the host tier, and do not swap",
+        ),
+        (
+            {"kv_offloading_size": 1, "enable_chunked_prefill": False},
+            "offload: PrefillFirst loads nothing from a host tier; choose batching=unified",
+        ),
+        ({"kv_offloading_size": 1e5}, "out of memory: 12 blocks, and 1638400000 in the host tier"),
+    ],
+)
+def test_settings_that_cannot_work(given: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        LLM("tiny", device="cpu", num_gpu_blocks=12, max_model_len=160, **given)
+    assert str(error.value).startswith(line)
