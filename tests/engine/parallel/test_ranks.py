@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from pagedsim.engine import runner as runner_module
 from pagedsim.engine.assemble import loaded
 from pagedsim.engine.engine import LLMEngine
 from pagedsim.engine.engine_args import Arguments
+from pagedsim.engine.host_copies import HostCopies
 from pagedsim.engine.llm import LLM
 from pagedsim.engine.models import LoadedModel
 from pagedsim.engine.parallel import ranks as ranks_module
@@ -32,6 +34,7 @@ from pagedsim.engine.profile import fitting_blocks
 from pagedsim.metrics.plans import described
 from tests.engine.architectures import CONFIGS, SHAPE, reference
 from tests.engine.parallel.together import OneProcess, groups, shards
+from tests.engine.test_cache_memory import Never, SlowBus
 from tests.engine.test_equality import (
     BLOCK,
     BLOCKS,
@@ -155,6 +158,33 @@ def test_an_interrupt_leaves_the_ranks_together(both: list[LoadedModel]) -> None
             two.step()
     assert not two.has_unfinished_requests()
     assert tokens(served(two)) == tokens(served(one))
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("late", ["here", "there"])
+def test_a_rank_waits_for_its_own_copies(late: str, ahead: bool) -> None:
+    """Rank 0 tells which have ended, and another may have them still before it."""
+    config, loaded = CONFIGS["qwen3"](), 0
+    with groups(2) as made:
+        there = OneProcess(config, made)
+        settings: dict[str, Any] = {
+            **{"batching": "unified", "cpu_blocks": 0, "async_scheduling": ahead},
+            **{"memory": "prefix", "offload": {"chunks": 30, "prompt_only": False}},
+        }
+        alone, split = engine(config), engine(there.model, **settings, tensor_parallel=2)
+        wanted = tokens(served(alone))
+        runner = split.runner if late == "here" else there.worker.runner
+        assert runner is not None
+        rng = random.Random(3) if late == "here" else Never()  # until it is waited for
+        buses = SlowBus(rng), SlowBus(rng)
+        runner.copies = HostCopies(runner.cache, buses=buses)
+        for _ in range(3):
+            outputs = served(split)
+            assert tokens(outputs) == wanted
+            loaded += total(outputs, "cached_tokens")
+        assert loaded > 0 and (late == "here" or sum(bus.held for bus in buses) > 5)
+        split.close()
+        there.close()
 
 
 # Graphs: without a GPU what is replayed is the work itself, and the other rank is a thread
