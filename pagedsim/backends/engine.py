@@ -31,6 +31,7 @@ from pagedsim.core import (
     StepPlan,
 )
 from pagedsim.core.errors import not_installed, require_number, require_whole, unknown
+from pagedsim.core.transfers import EndedCopy
 from pagedsim.metrics.plans import described
 from pagedsim.requirements import refuse_older
 from pagedsim.server import ENGINE_MEMORIES, MOST_THREADS, ServerSpec
@@ -203,6 +204,7 @@ class Serving(BackendRun):
         self.clock = clock
         self._times = {part: array("d") for part in TIMES}
         self._plans: list[str] = []
+        self._copies = RecordedCopies()
         self._outputs: dict[RequestId, list[int]] = {}
         self._facts: Settings = {}
         self._failures: list[str] = []
@@ -231,7 +233,7 @@ class Serving(BackendRun):
                 sleep=self.clock.sleep,
             )
 
-        log = _Log(recorder, self._plans, self._outputs)
+        log = _Log(recorder, self._plans, self._outputs, self._copies)
         self.use(log, serve, stopping=lambda: recorder.stopping)
         if recorder.stopping:
             raise Stopped
@@ -266,14 +268,18 @@ class Serving(BackendRun):
 
     def step_columns(self) -> Mapping[str, pa.Array]:
         times = {f"{part}_seconds": pa.array(times) for part, times in self._times.items()}
-        return {**times, "plan": pa.array(self._plans, pa.string())}
+        columns = {**times, "plan": pa.array(self._plans, pa.string())}
+        if self.scheduler.queues.connector is not None:
+            columns |= self._copies.columns()
+        return columns
 
     def request_columns(self, ids: Sequence[RequestId]) -> Mapping[str, pa.Array]:
         outputs = [self._outputs.get(request_id, []) for request_id in ids]
         return {"output_ids": pa.array(outputs, pa.list_(pa.int32()))}
 
     def facts(self) -> Settings:
-        return {**self._facts, "clock": self.clock.name, "failed_steps": len(self._failures)}
+        facts = {**self._facts, "clock": self.clock.name, "failed_steps": len(self._failures)}
+        return facts | {"failed_copies": failed} if (failed := self._copies.failed) else facts
 
     def notices(self) -> list[str]:
         notices = [f"the engine served {self.name} on {self._facts['device']}{self.clock.notice}"]
@@ -292,17 +298,48 @@ def _loaded(arguments: Arguments) -> LoadedModel:
         raise ConfigError(text) from error
 
 
+class RecordedCopies:
+    """For each step the copies between GPU and host tier that ended, as far as was seen."""
+
+    def __init__(self) -> None:
+        self.failed = 0
+        self._with: list[list[int]] = []
+        self._after: list[list[int]] = []
+
+    def step(self) -> None:
+        """Another step has ended."""
+        self._with.append([])
+        self._after.append([])
+
+    def transferred(self, ended: Sequence[EndedCopy], waited: bool) -> None:
+        jobs = (self._after if waited else self._with)[-1]
+        jobs += [one.job for one in ended]
+        self.failed += sum(one.error is not None for one in ended)
+
+    def columns(self) -> dict[str, pa.Array]:
+        """`transferred`: at the end of a step; `awaited`: in the pause after it."""
+        jobs = pa.list_(pa.int64())
+        return {"transferred": pa.array(self._with, jobs), "awaited": pa.array(self._after, jobs)}
+
+
 class _Log:
-    """Passes on to a recorder what an engine tells, and keeps plans and tokens."""
+    """Passes on to a recorder what an engine tells, and keeps plans, tokens and ends of copies."""
 
     def __init__(
-        self, recorder: StoppableRecorder, plans: list[str], outputs: dict[RequestId, list[int]]
+        self,
+        recorder: StoppableRecorder,
+        plans: list[str],
+        outputs: dict[RequestId, list[int]],
+        copies: RecordedCopies,
     ) -> None:
         self._recorder, self._plans, self._outputs = recorder, plans, outputs
+        self._copies = copies
+        self.transferred = copies.transferred
 
     def step(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
         self._recorder.step(plan, start, end, scheduler)
         self._plans.append(described(plan, scheduler))
+        self._copies.step()
 
     def left(self, request: Request) -> None:
         self._recorder.left(request)

@@ -48,7 +48,8 @@ def drive(
     fill = Filler(engine.model.vocab_size, seed)
     while not stopping():
         now = engine.now
-        waits = engine.stuck and engine.copying and (feed.at is None or feed.at > now)
+        waits = engine.stuck and engine.copying and engine.has_unfinished_requests()
+        waits = waits and (feed.at is None or feed.at > now)
         if waits and not engine.collect(now=now):
             sleep(IDLE_S)
             continue

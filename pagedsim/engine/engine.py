@@ -234,6 +234,7 @@ class LLMEngine:
         self.stuck = False
         """Whether the last step was idle, and all will be until requests come or go."""
         self._copies_failed = False
+        self._rests = False  # since the last step, unless something has come at its end
         self._sampler = Sampler()
         self._oldest: InflightStep | None = None  # the oldest step in flight
         self._in_flight: list[StepPlan] = []  # all plans that are not completed
@@ -306,8 +307,9 @@ class LLMEngine:
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has anything to do."""
-        scheduler = self.scheduler
-        return bool(scheduler.unfinished or self._oldest or scheduler.transferring)
+        connector = self.scheduler.queues.connector
+        untold = connector is not None and connector.untold
+        return bool(self.scheduler.unfinished or self._oldest or untold)
 
     def get_num_unfinished_requests(self) -> int:
         return self.scheduler.unfinished
@@ -425,6 +427,8 @@ class LLMEngine:
                 return []
             entered = self.now
         start = entered if since is None else since
+        if self._rests and start > self.end:
+            self.collect(now=start)
         outputs: list[RequestOutput] = []
         planning: list[float] = []
         try:
@@ -448,6 +452,7 @@ class LLMEngine:
                 self._complete(current.plan, start, outcome, outputs)
                 self._oldest = following
                 self._report(self.runner.copies.ended(current.plan.flushed), waited=False)
+                self._rests = self.stuck or not self.has_unfinished_requests()
         except BaseException as error:
             # E.g. Ctrl-C: end the step's requests. After a RankError no request can be served.
             if not isinstance(error, Exception) or isinstance(error, RankError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +20,7 @@ from pagedsim.sim.huggingface import read_shape
 from pagedsim.sim.model import ModelShape
 from pagedsim.sim.replica import Replica
 from pagedsim.sim.simulate import simulate
+from pagedsim.sim.transfers import Transfers
 from pagedsim.spec.objects import make
 from pagedsim.spec.roots import CARRIED
 from pagedsim.spec.run import RunSpec, Settings
@@ -59,7 +60,10 @@ class ModelledEngine(BackendRun):
         self._overlap = machine.get("cuda") is not None
 
     def run(self, workload: Workload, recorder: Recorder) -> None:
-        simulate(self.scheduler, workload, self._cost, recorder, overlap=self._overlap)
+        copies = {}
+        if self.scheduler.queues.connector is not None:
+            copies["transfers"] = Transfers(self._cost.swap_seconds)
+        simulate(self.scheduler, workload, self._cost, recorder, overlap=self._overlap, **copies)
 
     def notices(self) -> list[str]:
         return self._cost.notices
@@ -83,6 +87,8 @@ class RecordedPrices:
 def scheduler_of(config: RunSpec, machine: Settings, kind: type[S]) -> S:
     """A scheduler with the engine's limits and sizes, whatever they came from."""
     server = config.server.of_sizes(machine)
+    offload = server.offloading.sized(server.block_size, machine["block_bytes"])
+    server = replace(server, offload=offload)
     if server.weighs_prices:
         server = server.priced(RecordedPrices(machine.get("prices")))
     scheduler = server.scheduler(kind)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any, NamedTuple
 
 from pagedsim.core import ConfigError, Continuation, Request, RequestId, Scheduler, StepPlan
@@ -14,6 +15,7 @@ from pagedsim.fidelity.recorded import Recorded
 from pagedsim.metrics.files import REQUESTS, STEPS
 from pagedsim.metrics.plans import described
 from pagedsim.sim.simulate import simulate
+from pagedsim.sim.transfers import Transfers
 from pagedsim.spec.run import RunSpec
 from pagedsim.workload import Workload
 
@@ -42,8 +44,11 @@ def replayed(run: Recorded) -> Difference | None:
         for name in names:
             if name not in table.column_names:
                 raise ConfigError(f"{run.folder / file}: has no column {name}")
-    if failed := run.machine["failed_steps"]:
-        raise ConfigError(f"{run.folder}: {failed} of its steps failed, which no simulator does")
+    for what in ("steps", "copies"):
+        if failed := run.machine.get(f"failed_{what}"):
+            raise ConfigError(
+                f"{run.folder}: {failed} of its {what} failed, which no simulator does"
+            )
     try:
         return _first_difference(run)
     except ConfigError as error:
@@ -61,8 +66,11 @@ def _first_difference(run: Recorded) -> Difference | None:
     ids, outputs = (run.requests[name].to_pylist() for name in ("request", "output_ids"))
     scheduler.outputs = dict(zip(ids, outputs, strict=True))
     source = _Filled(**vars(workload), fill=Filler(run.machine["vocab_size"], run.seed))
+    settings: dict[str, Any] = {"fast_forward": False}
+    if scheduler.queues.connector is not None:
+        settings["transfers"] = _Ends(run)
     try:
-        simulate(scheduler, source, _Durations(run), witness, fast_forward=False)
+        simulate(scheduler, source, _Durations(run), witness, **settings)
         witness.end()
     except _Differs as differs:
         difference: Difference = differs.args[0]
@@ -117,6 +125,44 @@ class _Durations:
 
     def swap_seconds(self, blocks: int) -> float:
         return 0.0
+
+
+class _Ends(Transfers):
+    """Copies from and to a host tier that end when the engine saw it; recorded durations include
+    what steps wait for."""
+
+    def __init__(self, run: Recorded) -> None:
+        super().__init__(lambda blocks: 0.0)
+        for name in ("transferred", "awaited"):
+            if name not in run.steps.column_names:
+                raise ConfigError(f"{run.folder / STEPS}: has no column {name}")
+        self._with, self._after = (
+            run.steps[name].to_pylist() for name in ("transferred", "awaited")
+        )
+        self._starts = run.steps["start"].to_pylist()
+        self._step = -1  # the last that has ended
+        self._at_end = False
+
+    def begin(self, plan: StepPlan, now: float) -> float:
+        return now
+
+    def computed(self, plan: StepPlan, end: float) -> None:
+        self._step += 1
+        self._at_end = True
+
+    @property
+    def next_end(self) -> float:
+        following = self._step + 1
+        waits = 0 < following < len(self._starts) and self._after[self._step]
+        return self._starts[following] if waits else inf
+
+    def ended(self, now: float) -> list[int]:
+        ends = self._with if self._at_end else self._after
+        jobs: list[int] = ends[self._step] if 0 <= self._step < len(ends) else []
+        if not self._at_end:
+            self._after[self._step] = []  # each is told once
+        self._at_end = False
+        return jobs
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pagedsim.core import Request, Scheduler, StepPlan
+from pagedsim.core.transfers import Direction
 
 
 def described(plan: StepPlan, scheduler: Scheduler) -> str:
@@ -13,6 +14,9 @@ def described(plan: StepPlan, scheduler: Scheduler) -> str:
         "out": _pairs(plan.swap_out),
         "copies": _pairs((source, target) for target, source in plan.copies.items()),
         "in": _pairs(plan.swap_in),
+        "loads": _jobs(plan, Direction.LOAD),
+        "stores": _jobs(plan, Direction.STORE),
+        "flushed": " ".join(map(str, plan.flushed)),
         "chunks": " ".join(
             f"{chunk.request.id}{f'.{chunk.sequence}' * bool(chunk.sequence)}"
             f"[{chunk.start}:{chunk.context}]"
@@ -36,6 +40,15 @@ def described(plan: StepPlan, scheduler: Scheduler) -> str:
 
 def _ids(requests: Iterable[Request]) -> str:
     return " ".join(str(request.id) for request in requests)
+
+
+def _jobs(plan: StepPlan, direction: Direction) -> str:
+    """As in 3[5:0 6:1]: job 3 copies GPU block 5 from or to place 0 of the host, and 6 and 1."""
+    return " ".join(
+        f"{one.job}[{' '.join(f'{b}:{p}' for b, p in zip(one.blocks, one.places, strict=True))}]"
+        for one in plan.transfers
+        if one.direction is direction
+    )
 
 
 def _pairs(pairs: Iterable[tuple[int, int]]) -> str:

@@ -166,6 +166,8 @@ class Case:
         for number, tokens in ended.items():
             assert list(tokens) == wanted("llama")[self.prompt(number)]
         scheduler, connector = self.engine.scheduler, self.shadow.connector
+        while self.engine.copying:
+            self.engine.collect(1.0)
         assert scheduler.memory.free == scheduler.memory.total
         assert not connector.transferring and not self.engine.copying
         assert not connector.host.writing and not connector.host.reading

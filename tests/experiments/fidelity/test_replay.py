@@ -276,6 +276,60 @@ def test_sglang_a_hundred_times(
     assert ("stop" in ends) == stops
 
 
+def drawn_with_host_tier(rng: random.Random, memory: str, ahead: bool) -> dict[str, Any]:
+    """Prompts with common beginnings on a pool that forgets them, above a tier that has them."""
+    policy = rng.choice(("fcfs", "priority"))
+    config = drawn(rng, policy, "recompute", "unified", memory, ahead=ahead)
+    config["memory"]["cpu_blocks"] = None
+    config["workload"] |= {"requests": 20, "prefixes": {"tokens": rng.choice((8, 16))}}
+    config["offload"] = {
+        "_target_": "pagedsim.core.offload.VLLMOffload",
+        "chunks": rng.choice((4, 20, 100)),
+        "chunk_tokens": config["memory"]["block_size"] * rng.choice((1, 1, 2)),
+        "eviction": rng.choice(("lru", "arc")),
+        "store_threshold": rng.choice((0, 0, 2)),
+        "prompt_only": rng.random() < 0.3,
+        "sync_tokens": rng.choice((0, 0, 16)),
+    }
+    return config
+
+
+@pytest.mark.parametrize("seed", [pytest.param(0), pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("memory", ["paged", "prefix"])
+@either_way
+def test_with_a_host_tier(
+    ahead: bool, memory: str, seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """2 × 2 × 2 runs, and 2 × 2 × 25 that are slow; copies end late, also in pauses."""
+    plans: list[str] = []
+    awaited = 0
+    for number in range(25 if seed else 2):
+        name = f"{memory} {ahead} {seed} {number}"
+        rng = random.Random(name)
+        slow_copies(rng, monkeypatch)
+        run = record(tmp_path / name, drawn_with_host_tier(rng, memory, ahead), number)
+        assert replayed(run) is None, name
+        plans += run.steps["plan"].to_pylist()
+        awaited += sum(map(len, run.steps["awaited"].to_pylist()))
+    assert awaited or not seed
+    for event in ("stores", "loads", "flushed")[: 3 if seed else 1]:
+        assert any(event in plan for plan in plans), event
+
+
+def slow_copies(rng: random.Random, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies of engines that are made within the test end late."""
+    from pagedsim.engine import runner
+    from pagedsim.engine.host_copies import HostCopies
+    from tests.engine.test_cache_memory import SlowBus
+
+    haste = rng.choice((0.02, 0.1, 0.5))
+
+    def late(cache: Any, layout: str) -> HostCopies:
+        return HostCopies(cache, layout, (SlowBus(rng, haste), SlowBus(rng, haste)))
+
+    monkeypatch.setattr(runner, "HostCopies", late)
+
+
 def test_the_first_difference_is_reported_with_both_plans(tmp_path: Path) -> None:
     record(tmp_path, drawn(random.Random(1), *COMBINATIONS[0]))
     file = tmp_path / "runs/run/seed-0/steps.parquet"
