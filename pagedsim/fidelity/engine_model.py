@@ -60,7 +60,7 @@ class ModelledEngine(BackendRun):
         self._overlap = machine.get("cuda") is not None
 
     def run(self, workload: Workload, recorder: Recorder) -> None:
-        copies = {}
+        copies: dict[str, Any] = {}
         if self.scheduler.queues.connector is not None:
             copies["transfers"] = Transfers(self._cost.swap_seconds)
         simulate(self.scheduler, workload, self._cost, recorder, overlap=self._overlap, **copies)
