@@ -491,4 +491,5 @@ def patience(case: Case, scheduler: Scheduler) -> int:
     admitted or rebuilt, and for the empty step of a lone request that preempted itself.
     """
     work = max(job.width * (job.prompt + job.output) for job in case.jobs)
-    return 2 * (-(-work // scheduler.max_batched_tokens) + 3)
+    budget = min(scheduler.max_batched_tokens, case.server.chunk or scheduler.max_batched_tokens)
+    return 2 * (-(-work // budget) + 3)

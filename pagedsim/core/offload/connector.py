@@ -405,8 +405,8 @@ class OffloadConnector:
         """The stores of what a step will have computed, in the order of the batch."""
         ends = {chunk._request: chunk.context for chunk in plan._chunks}
         order: Iterable[Request] = ends
-        if self._refused or not self.prompt_only:
-            ends |= {request: request.computed + 1 for request in plan.decodes}
+        if decodes := self._offering(plan):
+            ends |= {request: request.computed + 1 for request in decodes}
             order = [request for request in self._running if request in ends]
         stores = []
         for request in order:
@@ -417,6 +417,16 @@ class OffloadConnector:
             if (store := self._offer(account, count, request._tables[0])) is not None:
                 stores.append(store)
         return stores
+
+    def _offering(self, plan: StepPlan) -> Sequence[Request]:
+        """The decoding requests that may have something to offer."""
+        if self._refused:
+            return plan.decodes
+        if self.prompt_only:
+            return ()
+        # The last token of a chunk is known in the step that computes it, or one later.
+        size = self.chunk_size
+        return [request for request in plan.decodes if (request.computed + 1) % size <= 1]
 
     def _chunks_before(self, account: Account, computed: int, known: int) -> int:
         """How many of a request's chunks can be stored."""
