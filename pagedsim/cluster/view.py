@@ -51,7 +51,8 @@ class ReplicaView:
 
     @property
     def waiting(self) -> int:
-        return len(self._replica.scheduler.waiting) + len(self._replica.incoming)
+        scheduler = self._replica.scheduler
+        return len(scheduler.waiting) + len(scheduler.holding) + len(self._replica.incoming)
 
     @property
     def running(self) -> int:

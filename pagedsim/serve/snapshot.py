@@ -117,7 +117,7 @@ class RollingStats:
 
     @staticmethod
     def _stands(second: Second, scheduler: Scheduler) -> None:
-        second.running, second.waiting = len(scheduler.running), len(scheduler.waiting)
+        second.running, second.waiting = len(scheduler.running), _waiting(scheduler)
         second.swapped, second.used = len(scheduler.swapped), scheduler.memory.used
 
     # -- queries ---------------------------------------------------------------------------------
@@ -324,12 +324,18 @@ def _held(request: Request) -> int:
     return len(tables[0]) if len(tables) == 1 else len(set(chain.from_iterable(tables)))
 
 
+def _waiting(scheduler: Scheduler) -> int:
+    """Requests that wait, with blocks or without."""
+    return len(scheduler.waiting) + len(scheduler.holding)
+
+
 def _watched(scheduler: Scheduler, name: str) -> Plain:
     """A request with its queue position, from 1, and its cells in the grid."""
     request = scheduler.requests[name]
     queue: Iterable[Request] = {
         State.RUNNING: scheduler.running,
         State.SWAPPED: scheduler.swapped,
+        State.HOLDING: scheduler.holding,
     }.get(request.state, scheduler.waiting)
     place = next((place for place, waiting in enumerate(queue, 1) if waiting is request), None)
     cells = cells_of(request, scheduler.memory.total)
