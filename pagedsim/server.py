@@ -212,6 +212,12 @@ class ServerSpec:
         self._refuse_without(settings.keys() - self.memory_settings.keys())
         if accepts(self.memory_class, "max_model_len"):
             settings["max_model_len"] = self.max_model_len
+        if settings.get("eviction") is not None:
+            settings["eviction"] = build.make_eviction(settings["eviction"])
+        batching = make_batching(self.batching)
+        memory = self.offloading.memory(self.memory_class, batching, settings, groups)
+        if memory is not None:
+            return memory
         try:
             return make_memory(self.memory, **settings)
         except PagedsimError:

@@ -29,6 +29,7 @@ from pagedsim.cluster.link import Network
 from pagedsim.core import ConfigError, PagedsimError, Request, Scheduler, StepPlan
 from pagedsim.core.source import Mode
 from pagedsim.metrics.recorder import Recorder
+from pagedsim.sglang.hicache import USES_TO_WRITE
 from pagedsim.sim.simulate import simulate
 from pagedsim.sim.tiers import Level, Link, Tiers, Way
 from pagedsim.sim.transfers import Transfers
@@ -147,7 +148,7 @@ def outcome(
         if case.fleet is None:
             (one,) = schedulers
             tiers = _tiers(one)
-            if one.queues.connector is not None:
+            if one.queues.connector is not None or one.memory.begins_transfers:
                 how["transfers"] = Transfers(lambda blocks: 1e-3 + 7e-3 * blocks)
             simulate(one, Load(case), costs, recorder, way=case.way, tiers=tiers, **how)
             tables = [recorder.requests_table(), recorder.steps_table()]
@@ -221,6 +222,10 @@ def simulations(draw: st.DrawFn, fleets: bool | None = None) -> Simulation:
         if can_load and not fleet and draw(st.booleans()):
             host = draw(hosts())
             server = replace(server, preemption="recompute", cpu_blocks=0, host=host)
+        if server.batching == "sglang" and server.memory == "radix" and not fleet:
+            write = draw(st.sampled_from([None, *USES_TO_WRITE]))
+            blocks = draw(st.integers(1, 3 * server.blocks))
+            server = replace(server, hicache=None if write is None else (blocks, write))
         made.append(server)
     longest = min(s.max_model_len or s.reserved_len or s.blocks * s.block_size for s in made)
     widths = (1,) if fleet else draw(st.sampled_from([(1,), (1,), (1, 1, 1, 2, 3)]))

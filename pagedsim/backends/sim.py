@@ -75,9 +75,12 @@ class Simulation(BackendRun):
             "beams": self.beams,
             "tiers": tiers,
         }
-        if self.scheduler.queues.connector is not None:
+        offloads = self.scheduler.queues.connector is not None
+        if offloads or self.scheduler.memory.begins_transfers:
             swap = partial(policy_validation.seconds, cost, "swap_seconds")
-            self.settings["transfers"] = Transfers(lambda blocks: swap(cost.swap_seconds(blocks)))
+            self.settings["transfers"] = Transfers(
+                lambda blocks: swap(cost.swap_seconds(blocks)), replica.model.layers
+            )
         """The arguments of a `Server` beside its scheduler and its costs."""
 
     @property

@@ -209,7 +209,10 @@ BATCHING = Contract(
     Batching,
     {
         **dict.fromkeys(
-            ("displaces_by_default", "grows_first", "joins_midway", "requeues_last", "can_load"),
+            (
+                *("displaces_by_default", "grows_first", "joins_midway", "requeues_last"),
+                *("can_load", "hands_transfers"),
+            ),
             SWITCH,
         ),
         "admission_changes": rule(
@@ -229,7 +232,15 @@ MEMORY = Contract(
         **dict.fromkeys(("block_size", "total"), _LENGTH),
         "cpu_total": _COUNT,
         **dict.fromkeys(
-            ("can_swap", "can_guard", "can_hold", "can_offload", "in_order_of_results"), SWITCH
+            (
+                "can_swap",
+                "can_guard",
+                "can_hold",
+                "can_offload",
+                "in_order_of_results",
+                "begins_transfers",
+            ),
+            SWITCH,
         ),
         "tiers": rule("a list of Tier", lambda value: _all(value, lambda o: isinstance(o, Tier))),
         **dict.fromkeys(("shared", "cache_changes", "cached_tokens", "loadable"), _COUNT),
@@ -250,7 +261,7 @@ MEMORY = Contract(
         **dict.fromkeys(("need", "stride"), whole(1, none=True)),
         **dict.fromkeys(("blocks_needed", "filled_blocks", "swap_need"), _COUNT),
         **dict.fromkeys(("swap_out", "swap_in"), _PAIRS),
-        "transferring": FLAG,
+        **dict.fromkeys(("transferring", "unbegun"), FLAG),
         "place": rule("a Place", lambda answer: isinstance(answer, Place)),
         "drain": rule(
             "a list of Move", lambda answer: _all(answer, lambda one: isinstance(one, Move))

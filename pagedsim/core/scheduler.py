@@ -102,6 +102,11 @@ class Scheduler:
         if connector is not None:
             _validate_connector(queues, batching)
         batching.validate_limits(queues)
+        if memory.begins_transfers and not batching.hands_transfers:
+            raise ConfigError(
+                f"{type(memory).__name__} copies from and to a host tier, which "
+                f"{type(batching).__name__} does not: choose batching=sglang"
+            )
         kind: Any = class_of(batching)
         if kind.longest is not Batching.longest:
             queues.bound = partial(batching.longest, queues)
@@ -582,7 +587,7 @@ class Scheduler:
                 limit = 1  # an ending request is in the next step, too, and leaves during it
         elif queues.in_flight:
             return 0
-        if self.memory.with_tokens or self._watched:
+        if self.memory.with_tokens or self._watched or self.memory.transferring:
             return 0
         if plan._held or plan._copies or plan._swap_in or plan.took_memory or plan._rejected:
             return 0

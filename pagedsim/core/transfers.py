@@ -33,6 +33,9 @@ class Transfer(NamedTuple):
     """On the GPU."""
     places: Sequence[int]
     """In the host tier: blocks of the same size."""
+    beside: bool = False
+    """Whether it goes on beside its step: a load layer by layer, the step computing each as soon as
+    it is there; a store at once, since earlier steps have computed what it reads."""
 
 
 class EndedCopy(NamedTuple):

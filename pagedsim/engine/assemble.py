@@ -65,6 +65,11 @@ def _assembled(arguments: Arguments, model: LoadedModel) -> Parts:
     server = _sized(server.priced(prices), model, shape, graphs=graphs)
     scheduler = server.scheduler()
     assert server.blocks is not None and server.cpu_blocks is not None
+    if scheduler.memory.begins_transfers:
+        raise ConfigError(
+            f"offload: the engine has no {type(scheduler.memory).__name__}; "
+            "choose offload=none, or backend=sim"
+        )
     if (connector := scheduler.queues.connector) is not None and connector.lower.tiers:
         raise ConfigError("offload: has tiers below the host tier, which the engine has not")
     on_host = server.cpu_blocks + _host_blocks(server)

@@ -90,9 +90,10 @@ class HostWork(NamedTuple):
         if not (plan._transfers or plan._flushed or ended):
             return None
         copies = []
-        for job, direction, _, blocks, places in plan.transfers:
-            ends = (blocks, places) if direction is Direction.STORE else (places, blocks)
-            copies.append(HostCopy(job, direction, tuple(zip(*ends, strict=True))))
+        for one in plan.transfers:
+            ends = one.blocks, one.places
+            pairs = zip(*(ends if one.direction is Direction.STORE else ends[::-1]), strict=True)
+            copies.append(HostCopy(one.job, one.direction, tuple(pairs)))
         return cls(copies, plan.flushed, ended)
 
 

@@ -49,6 +49,7 @@ class SGLang(Batching):
     displaces_by_default: ClassVar[bool] = True
     requeues_last: ClassVar[bool] = True
     joins_midway: ClassVar[bool] = False
+    hands_transfers: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -531,15 +532,17 @@ class SGLang(Batching):
         queues.decode(plan)
 
     def grow(self, queues: Queues, plan: StepPlan) -> bool:
-        tiers = self._tiers
-        if tiers is not None and tiers.writes_back and queues.in_flight:
-            return False  # a plan that is under way takes no stores that it would wait for
-        if queues.leaving or not self._decodes_fit(queues):
+        if queues.leaving or self._writes_back(queues) or not self._decodes_fit(queues):
             return False
-        grown = self._go_on(queues, plan, fits=True)
-        if tiers is not None:
-            plan._transfers, plan._flushed = tiers.take_transfers()
-        return grown
+        return self._go_on(queues, plan, fits=True)
+
+    def _writes_back(self, queues: Queues) -> bool:
+        """Whether a step of decodes may evict what is written to the host for that: a plan that is
+        repeated begins no copies."""
+        tiers = self._tiers
+        if tiers is None or not tiers.writes_back:
+            return False
+        return tiers.free - tiers.cached < queues.clock.requests
 
     def _go_on(self, queues: Queues, plan: StepPlan, fits: bool) -> bool:
         """Allocate a step of decodes alone; where all fitted, less is reserved from now on."""

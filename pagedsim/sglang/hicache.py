@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from itertools import chain
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.errors import IntegrityError, PagedsimError, PlanError, require_whole, unknown
@@ -53,6 +53,8 @@ class Copy(Hold):
 @mypyc_attr(allow_interpreted_subclasses=True)
 class HiCache(RadixMemory):
     """A radix tree over two tiers: pages on the GPU and blocks on the host."""
+
+    begins_transfers: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -92,6 +94,10 @@ class HiCache(RadixMemory):
     def host_free(self) -> int:
         """Blocks of the host tier without content."""
         return len(self._host_free)
+
+    @property
+    def unbegun(self) -> bool:
+        return bool(self._stores)
 
     @property
     def transferring(self) -> bool:
@@ -259,7 +265,7 @@ class HiCache(RadixMemory):
         pages = [page for copy in copies for page in copy.pages]
         blocks = [block for copy in copies for block in copy.blocks]
         request = copies[0].request
-        self._begun.append(Transfer(self._jobs, direction, request, pages, blocks))
+        self._begun.append(Transfer(self._jobs, direction, request, pages, blocks, beside=True))
         return self._jobs
 
     def take_transfers(self) -> tuple[Sequence[Transfer], Sequence[int]]:

@@ -94,7 +94,10 @@ class Server:
         self.tiers = tiers
         self.transfers = transfers
         self.connector = scheduler.queues.connector
-        if self.connector is not None and (transfers is None or self.connector.lower.tiers):
+        self.memory = scheduler.memory
+        if (self.connector is not None or self.memory.begins_transfers) and transfers is None:
+            raise ConfigError("offload: a simulated server needs transfers")
+        if self.connector is not None and self.connector.lower.tiers:
             raise ConfigError(
                 "offload: a simulated server needs transfers, and has no tiers below the host tier"
             )
@@ -213,7 +216,7 @@ class Server:
     @property
     def _untold(self) -> bool:
         """Whether an empty step is to be planned after the end of a request."""
-        return self.connector is not None and self.connector.untold
+        return self.memory.unbegun or (self.connector is not None and self.connector.untold)
 
     def _report(self, transfers: Transfers, now: float) -> None:
         """Tell the scheduler of transfers that have ended."""
@@ -228,7 +231,8 @@ class Server:
             transfers = self.transfers
             if transfers is None:
                 return (yield from self._sleep_until_arrival(now))
-            if self.scheduler.unfinished and (end := transfers.next_end) < inf:
+            waits = self.scheduler.unfinished or self.memory.transferring
+            if waits and (end := transfers.next_end) < inf:
                 woken: float | None = yield from self._sleep_until(min(end, self._next_at), now)
             else:
                 woken = yield from self._sleep_until_arrival(now)
@@ -290,6 +294,7 @@ class Server:
             if plan._moves:
                 end = self._end_of_moves(plan, now, begin, end)
             if self.transfers is not None:
+                end = self.transfers.end(begin, end)
                 self.transfers.computed(plan, end)
             self.recorder.step(plan, now, end, self.scheduler)
             repeats = self._repeats(plan)
@@ -562,6 +567,8 @@ class AheadServer(Server):
                 end = begin + self._seconds(plan)
                 if plan._moves:
                     end = self._end_of_moves(plan, now, begin, end)
+                if self.transfers is not None:
+                    end = self.transfers.end(begin, end)
                 if now < end >= self.environment.peek():
                     yield self.environment.at(end, NORMAL)
                 if now < end >= self._next_at:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from math import inf
 
 from pagedsim.core import StepPlan
-from pagedsim.core.transfers import Direction
+from pagedsim.core.transfers import Direction, Transfer
 
 
 class Transfers:
@@ -17,9 +17,10 @@ class Transfers:
     goes ahead of other loads.
     """
 
-    def __init__(self, seconds: Callable[[int], float]) -> None:
-        """`seconds`: how long it takes to copy so many blocks."""
+    def __init__(self, seconds: Callable[[int], float], layers: int = 1) -> None:
+        """`seconds`: how long it takes to copy so many blocks of a model of so many `layers`."""
         self._seconds = seconds
+        self._layers = layers
         self.clear()
 
     def clear(self) -> None:
@@ -28,6 +29,7 @@ class Transfers:
         self._loads: deque[tuple[float, int]] = deque()
         self._waited_for: list[int] = []  # loads that end with the step
         self._loaded_until = 0.0
+        self._beside = 0.0  # when the loads beside the step end
 
     @property
     def next_end(self) -> float:
@@ -40,29 +42,47 @@ class Transfers:
         begin = now
         for one in plan._transfers:
             if one.direction is Direction.LOAD:
+                if one.beside:
+                    continue  # the step must have begun
                 if one.job not in flushed:
-                    self._loaded_until = max(now, self._loaded_until)
-                    self._loaded_until += self._seconds(len(one.blocks))
-                    self._loads.append((self._loaded_until, one.job))
+                    self._load(one, now)
                     continue
                 seconds = self._seconds(len(one.blocks))
                 self._loaded_until += seconds
                 self._waited_for.append(one.job)
                 begin = max(begin, now + seconds)
-            elif one.job in flushed:
+            elif one.beside or one.job in flushed:
                 self._store(one.job, len(one.blocks), now)
         ends = [end for end, job in (*self._stores, *self._loads) if job in flushed]
-        return max([begin, *ends])
+        begin = max([begin, *ends])
+        for one in plan._transfers:
+            if one.direction is Direction.LOAD and one.beside:
+                self._load(one, begin)
+                self._beside = self._loaded_until
+        return begin
+
+    def _load(self, one: Transfer, now: float) -> None:
+        self._loaded_until = max(now, self._loaded_until) + self._seconds(len(one.blocks))
+        self._loads.append((self._loaded_until, one.job))
 
     def _store(self, job: int, blocks: int, now: float) -> None:
         until = max(now, self._stores[-1][0] if self._stores else now)
         self._stores.append((until + self._seconds(blocks), job))
 
+    def end(self, begin: float, end: float) -> float:
+        """The end of a step that would take from `begin` to `end` without loads beside it: a
+        pipeline of two stages, the longer one and a layer of the other."""
+        loads, compute = self._beside - begin, end - begin
+        if loads <= 0:
+            return end
+        self._beside = 0.0
+        return begin + max(loads, compute) + min(loads, compute) / self._layers
+
     def computed(self, plan: StepPlan, end: float) -> None:
         """A step ends then, and what it stores is there."""
         flushed = set(plan._flushed)
         for one in plan._transfers:
-            if one.direction is Direction.STORE and one.job not in flushed:
+            if one.direction is Direction.STORE and not (one.beside or one.job in flushed):
                 self._store(one.job, len(one.blocks), end)
 
     def ended(self, now: float) -> list[int]:

@@ -36,6 +36,7 @@ from pagedsim.core import (
 from pagedsim.core.memory.tiered import WRITES
 from pagedsim.core.offload import OffloadConnector
 from pagedsim.policies.victims import VICTIMS
+from pagedsim.sglang.hicache import HiCache
 from tests.core.odd_policies import (
     Aging,
     Counting,
@@ -136,6 +137,8 @@ class Server:
     """Whether what is found below the GPU is loaded only where that is cheaper."""
     host: Host | None = None
     """A host tier, with a connector."""
+    hicache: tuple[int, Any] | None = None
+    """SGLang's host tier: its blocks, and when they are written."""
 
     def build(self, seed: int, ahead: bool = False) -> Scheduler:
         return Scheduler(
@@ -161,6 +164,11 @@ class Server:
             prices = Prices(self.ratio) if self.weighs else None
             how = {"write": self.write, "spill": self.spill, "prices": prices}
             return make_memory("tiered", **size, tiers=tiers, eviction=self.eviction, **how)
+        if self.memory == "radix" and self.hicache is not None:
+            host, write = self.hicache
+            order = make_eviction(self.eviction)
+            pages = self.blocks, self.block_size
+            return HiCache(*pages, eviction=order, host_blocks=host, write_policy=write)
         if self.memory == "radix":
             return make_memory("radix", **size, eviction=self.eviction)
         swap = {"cpu_blocks": self.cpu_blocks, "swap_bound": self.swap_bound}

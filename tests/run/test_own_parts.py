@@ -241,8 +241,9 @@ CHECKED: Sequence[tuple[str, tuple[Any, ...], Mapping[str, str]]] = (
             "router": "blind holds",
             "predictor": "drawn",
             "cost": "by_totals",
-            "batching": "displaces_by_default grows_first joins_midway requeues_last can_load",
-            "memory": "can_guard can_hold can_offload in_order_of_results",
+            "batching": "displaces_by_default grows_first joins_midway requeues_last can_load "
+            "hands_transfers",
+            "memory": "can_guard can_hold can_offload begins_transfers in_order_of_results",
             "lengths": "drawn",
             "arrivals": "drawn",
         },
@@ -257,7 +258,7 @@ CHECKED: Sequence[tuple[str, tuple[Any, ...], Mapping[str, str]]] = (
         {
             "policy": "admit may_preempt",
             "batching": "grow fits sorts_late displacing",
-            "memory": "hit_may_change grow cpu_room holds transferring",
+            "memory": "hit_may_change grow cpu_room holds transferring unbegun",
         },
     ),
     (WHY, NO_REASONS, {"policy": "should_reject", "batching": "infeasible refused never_fits"}),

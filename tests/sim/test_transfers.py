@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 
 from pagedsim.core import (
@@ -16,6 +19,7 @@ from pagedsim.core import (
 from pagedsim.core.offload import LowerTier, OffloadConnector
 from pagedsim.core.transfers import Direction, Transfer
 from pagedsim.metrics.recorder import Recorder
+from pagedsim.sglang import HiCache, SGLang
 from pagedsim.sim.environment import Environment
 from pagedsim.sim.server import Server
 from pagedsim.sim.simulate import simulate
@@ -102,3 +106,62 @@ def test_a_server_without_times_for_them_is_refused() -> None:
         scheduler = Scheduler(memory=PagedMemory(8, 4), batching=Unified(), connector=connector)
         with pytest.raises(ConfigError, match="offload: a simulated server needs transfers"):
             Server(Environment(), scheduler, Constant(), Recorder(), transfers=transfers)
+
+
+# -- SGLang's host tier ----------------------------------------------------------------------------
+
+
+def test_what_goes_on_beside_a_step() -> None:
+    copies = Transfers(lambda blocks: blocks * 1.0, layers=4)
+    beside = [one._replace(beside=True) for one in (load(0, 8), store(1, 3))]
+    assert copies.begin(plan(*beside), 10.0) == 10.0
+    assert copies.end(10.0, 12.0) == 18.5  # a layer is computed when the last one is there
+    copies.computed(plan(*beside), 18.5)
+    assert copies.ended(13.0) == [1]  # it began with the step
+    assert copies.ended(18.5) == [0]
+    assert copies.end(20.0, 21.0) == 21.0  # no longer
+
+
+class Texts(Jobs):
+    """Prompts by their texts: (arrival, text, tokens) a row, each with an answer of one token."""
+
+    def requests(self) -> Iterator[tuple[Request, int]]:
+        for number, (arrival, text, tokens) in enumerate(self.rows):
+            prompt = [1000 * text + at for at in range(tokens)]
+            yield Request(number, prompt, arrival=arrival), 1
+
+
+@pytest.mark.parametrize(
+    ("write_policy", "second", "third"),
+    [
+        ("write_through", 1.0, 1.0 + 0.3 / 3),
+        ("write_through_selective", 1.0, 1.0),
+        ("write_back", 1.4, 1.0 + 1.0 + 0.3 / 3),
+    ],
+)
+def test_a_step_computes_what_is_loaded_layer_by_layer(
+    write_policy: Any, second: float, third: float
+) -> None:
+    # The second prompt takes the GPU from the first, which comes back. It was written when it had
+    # been computed, or (write_back) is when it is evicted, as the second then is; or it is lost.
+    memory = HiCache(12, 4, host_blocks=20, write_policy=write_policy)
+    scheduler = Scheduler(memory=memory, batching=SGLang(), max_model_len=48)
+    jobs = Texts([(0.0, 1, 16), (10.0, 2, 40), (20.0, 1, 16)])
+    recorder = Recorder()
+    copies = Transfers(lambda blocks: 0.1 * blocks, layers=3)
+    simulate(scheduler, jobs, Constant(), recorder, transfers=copies)
+    took = [row["end"] - row["start"] for row in recorder.steps_table().to_pylist()]
+    assert [seconds for seconds in took if seconds] == pytest.approx([1.0, second, third])
+    scheduler.check()
+    assert not scheduler.transferring
+
+
+def test_a_server_with_a_host_tier_needs_the_times_of_its_copies() -> None:
+    scheduler = Scheduler(memory=HiCache(12, 4, host_blocks=20), batching=SGLang())
+    with pytest.raises(ConfigError, match="offload"):
+        simulate(scheduler, Jobs([(0.0, 4, 1)]), Constant(), Recorder())
+
+
+def test_another_batching_hands_out_no_copies() -> None:
+    with pytest.raises(ConfigError, match=r"HiCache .* Unified .* batching=sglang"):
+        Scheduler(memory=HiCache(12, 4, host_blocks=20), batching=Unified())

@@ -38,6 +38,8 @@ class Batching(ABC):
     rank keep their places; else to the front, and equal ranks are in order of arrival."""
     can_load: ClassVar[bool] = False
     """Whether it asks a connector what waiting requests may load from a host tier."""
+    hands_transfers: ClassVar[bool] = False
+    """Whether it hands out the transfers of a memory that begins some."""
     joins_midway: ClassVar[bool] = True
     """Whether a request may join the batch with its keys and values (migration)."""
 

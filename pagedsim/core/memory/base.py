@@ -81,6 +81,8 @@ class Memory(ABC):
     """Whether blocks can be held for requests in migration."""
     can_offload: ClassVar[bool] = False
     """Whether a connector to a host tier knows how its blocks are given and found."""
+    begins_transfers: ClassVar[bool] = False
+    """Whether it begins copies from and to a host tier, which its batching hands out."""
     in_order_of_results: ClassVar[bool] = False
     """Whether `filled` is called when the result of a prompt is known, and when a request ends, in
     the order of the batch."""
@@ -337,6 +339,11 @@ class Memory(ABC):
     def transferring(self) -> bool:
         """Whether any transfer between the GPU and a host tier is in flight, or an end of a request
         is still to be reported to the tier by a step."""
+        return False
+
+    @property
+    def unbegun(self) -> bool:
+        """Whether transfers are to begin with the next step, be it an empty one."""
         return False
 
     def transferred(self, jobs: Iterable[int]) -> None:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from pagedsim.core.errors import ConfigError, require_number, require_whole
+from pagedsim.core.memory import Memory
 from pagedsim.core.offload.connector import OffloadConnector
+
+if TYPE_CHECKING:
+    from pagedsim.core.batching import Batching
 
 GIB = 1 << 30
 
@@ -20,6 +26,13 @@ class Offload:
 
     def connector(self, block_size: int, groups: int = 1) -> OffloadConnector | None:
         """A new connector for the scheduler of so many groups of GPUs."""
+        return None
+
+    def memory(
+        self, kind: type[Memory], batching: Batching, settings: Mapping[str, Any], groups: int
+    ) -> Memory | None:
+        """The memory of so many groups that it takes in place of one of this kind with these
+        settings; None: that one."""
         return None
 
     def note(self, block_size: int, longest: int) -> str | None:
