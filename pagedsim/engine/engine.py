@@ -451,7 +451,8 @@ class LLMEngine:
                 self.end = start if current.plan.empty else done
                 self._complete(current.plan, start, outcome, outputs)
                 self._oldest = following
-                self._report(self.runner.copies.ended(current.plan.flushed), waited=False)
+                if self.copying:
+                    self._report(self.runner.copies.ended(current.plan.flushed), waited=False)
                 self._rests = self.stuck or not self.has_unfinished_requests()
         except BaseException as error:
             # E.g. Ctrl-C: end the step's requests. After a RankError no request can be served.

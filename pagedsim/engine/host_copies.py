@@ -148,6 +148,8 @@ class HostCopies:
 
     def reported(self) -> Sequence[int]:
         """The jobs that were reported since the last call."""
+        if not self._reported:
+            return ()
         reported, self._reported = self._reported, []
         return reported
 

@@ -21,16 +21,19 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from pagedsim.core import ConfigError, SamplingParams
+from pagedsim.core.transfers import Direction
 from pagedsim.engine import profile as profile_module
 from pagedsim.engine.cache import Cache, CacheShape, Mover
 from pagedsim.engine.engine import InflightStep, LLMEngine, SamplingJob
 from pagedsim.engine.graphs import Graphs, recorder_of
+from pagedsim.engine.host_copies import HostCopies
 from pagedsim.engine.inputs import DecodeInputs
 from pagedsim.engine.models import load_model
 from pagedsim.engine.models.weights import fill_tiny, tiny_config
 from pagedsim.engine.parallel.ranks import RankError
 from pagedsim.engine.profile import graph_bytes
 from pagedsim.engine.sampler import Row, Sampler, stream_key
+from pagedsim.engine.step_inputs import HostCopy, HostWork
 from pagedsim.kernels.float8 import FORMATS
 from tests.engine import test_equality
 from tests.engine.architectures import fresh
@@ -238,6 +241,48 @@ def test_no_move_overtakes_writes_or_reads() -> None:
             found = cache.gpu.index_select(0, there)
             wrong += (found != values).sum()
     assert wrong.item() == 0
+
+
+@on_gpu
+def test_no_copy_of_the_host_tier_overtakes_writes_or_reads() -> None:
+    """Blocks are written late, stored, written over once that is flushed, and loaded elsewhere."""
+    shape = CacheShape(layers=4, block_size=16, kv_heads=4, head_dim=64, dtype=torch.bfloat16)
+    blocks, turns = 64, 300
+    cache = Cache(shape, blocks, blocks, torch.device("cuda"))
+    copies, rng = HostCopies(cache), random.Random(0)
+    matrix = torch.rand(4096, 4096, device="cuda")
+    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+    numbers = torch.arange(24, device="cuda")
+    for turn in range(turns):
+        order, places = rng.sample(range(blocks), blocks), rng.sample(range(blocks), 24)
+        out, back = order[:24], order[24:48]
+        here, there = torch.tensor([out, back], device="cuda")
+        store = HostCopy(2 * turn, Direction.STORE, tuple(zip(out, places, strict=True)))
+        load = HostCopy(2 * turn + 1, Direction.LOAD, tuple(zip(places, back, strict=True)))
+        late = (matrix @ matrix).sum() * 0  # keeps the computation's stream busy
+        values = (numbers + turn % 100 + late).to(shape.dtype).view(24, 1, 1, 1, 1, 1)
+        cache.gpu.index_copy_(0, here, values.expand(24, *shape.block))
+        copies.after(HostWork([store], [], []))
+        copies.before(HostWork([], [store.job], []))
+        cache.gpu.index_fill_(0, here, -1.0)
+        copies.before(HostWork([load], [load.job], []))
+        wrong += (cache.gpu.index_select(0, there) != values).sum()
+    assert wrong.item() == 0
+    ended = copies.ended()
+    assert [one.job for one in ended] == [*range(0, 2 * turns, 2), *range(1, 2 * turns, 2)]
+    assert all(one.seconds > 0 and one.bytes == 24 * shape.block_bytes for one in ended)
+
+
+@on_gpu
+@pytest.mark.parametrize("ahead", [False, True], ids=["in turn", "ahead"])
+def test_tokens_with_a_host_tier(ahead: bool, wanted: list[list[int]]) -> None:
+    settings: dict[str, Any] = {"batching": "unified", "blocks": SCARCE["blocks"]}
+    for memory, sync in product(("paged", "prefix"), (0, 64)):
+        offload = {"chunks": 200, "prompt_only": False, "sync_tokens": sync}
+        engine = made(async_scheduling=ahead, memory=memory, offload=offload, **settings)
+        assert engine.runner.cache.cpu.is_pinned()
+        found = [list(one.outputs[0].token_ids) for one in served(engine, [GREEDY])]
+        assert found == wanted, (memory, sync)
 
 
 def plan(**moves: list[tuple[int, int]]) -> Any:
