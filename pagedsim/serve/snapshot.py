@@ -332,11 +332,12 @@ def _waiting(scheduler: Scheduler) -> int:
 def _watched(scheduler: Scheduler, name: str) -> Plain:
     """A request with its queue position, from 1, and its cells in the grid."""
     request = scheduler.requests[name]
-    queue: Iterable[Request] = {
+    queues: dict[State, Iterable[Request]] = {
         State.RUNNING: scheduler.running,
         State.SWAPPED: scheduler.swapped,
         State.HOLDING: scheduler.holding,
-    }.get(request.state, scheduler.waiting)
+    }
+    queue = queues.get(request.state, scheduler.waiting)
     place = next((place for place, waiting in enumerate(queue, 1) if waiting is request), None)
     cells = cells_of(request, scheduler.memory.total)
     return _row(request) | {"state": request.state.value, "place": place, "cells": cells}
