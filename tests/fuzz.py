@@ -30,6 +30,7 @@ from pagedsim.core import ConfigError, PagedsimError, Request, Scheduler, StepPl
 from pagedsim.core.source import Mode
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.sglang.hicache import USES_TO_WRITE
+from pagedsim.sim.copies import CopyTimes
 from pagedsim.sim.simulate import simulate
 from pagedsim.sim.tiers import Level, Link, Tiers, Way
 from pagedsim.sim.transfers import Transfers
@@ -149,7 +150,7 @@ def outcome(
             (one,) = schedulers
             tiers = _tiers(one)
             if one.queues.connector is not None or one.memory.begins_transfers:
-                how["transfers"] = Transfers(lambda blocks: 1e-3 + 7e-3 * blocks)
+                how["transfers"] = Transfers(CopyTimes(7e5, 1, bus=1e8))
             simulate(one, Load(case), costs, recorder, way=case.way, tiers=tiers, **how)
             tables = [recorder.requests_table(), recorder.steps_table()]
         else:

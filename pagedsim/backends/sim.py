@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,8 +31,9 @@ from pagedsim.policies.routing.router import Router
 from pagedsim.server import ServerSpec
 from pagedsim.sim.beams import TURNOVER, Beams
 from pagedsim.sim.capacity import sized
+from pagedsim.sim.copies import CopyTimes
 from pagedsim.sim.cost import CostModel, Decodes
-from pagedsim.sim.cost.base import refuse_attributes
+from pagedsim.sim.cost.base import BUS_EFFICIENCY, refuse_attributes
 from pagedsim.sim.cost.work import total_work
 from pagedsim.sim.power import EnergyRoofline
 from pagedsim.sim.replica import Replica
@@ -77,10 +77,8 @@ class Simulation(BackendRun):
         }
         offloads = self.scheduler.queues.connector is not None
         if offloads or self.scheduler.memory.begins_transfers:
-            swap = partial(policy_validation.seconds, cost, "swap_seconds")
-            self.settings["transfers"] = Transfers(
-                lambda blocks: swap(cost.swap_seconds(blocks)), replica.model.layers
-            )
+            copies = CopyTimes.of(replica, getattr(cost, "bus_efficiency", BUS_EFFICIENCY))
+            self.settings["transfers"] = Transfers(copies, replica.model.layers)
         """The arguments of a `Server` beside its scheduler and its costs."""
 
     @property

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from math import inf
+from typing import Protocol
 
 from pagedsim.core import StepPlan
 from pagedsim.core.transfers import Direction, Transfer
+from pagedsim.sim.copies import By, Lane
+
+
+class Copies(Protocol):
+    """How long copies of blocks take; `CopyTimes` is one."""
+
+    def load_by(self, blocks: int) -> By:
+        """What loads so many blocks that a step does not wait for layer by layer."""
+
+    def seconds(self, blocks: int, by: By) -> float:
+        """Seconds of one copy while the other direction is idle."""
 
 
 class Transfers:
@@ -17,18 +28,18 @@ class Transfers:
     goes ahead of other loads.
     """
 
-    def __init__(self, seconds: Callable[[int], float], layers: int = 1) -> None:
-        """`seconds`: how long it takes to copy so many blocks of a model of so many `layers`."""
-        self._seconds = seconds
+    def __init__(self, copies: Copies, layers: int = 1) -> None:
+        """`layers` are those of the model, which loads beside a step bring one by one."""
+        self._copies = copies
         self._layers = layers
         self.clear()
 
     def clear(self) -> None:
         """Forget what is in flight."""
+        self._down, self._up = Lane(), Lane()
         self._stores: deque[tuple[float, int]] = deque()  # when each ends, and its job
         self._loads: deque[tuple[float, int]] = deque()
         self._waited_for: list[int] = []  # loads that end with the step
-        self._loaded_until = 0.0
         self._beside = 0.0  # when the loads beside the step end
 
     @property
@@ -40,34 +51,35 @@ class Transfers:
         """A step would begin now; returns when it can, as some transfers must have ended before."""
         flushed = set(plan._flushed)
         begin = now
-        for one in plan._transfers:
-            if one.direction is Direction.LOAD:
-                if one.beside:
-                    continue  # the step must have begun
-                if one.job not in flushed:
-                    self._load(one, now)
-                    continue
-                seconds = self._seconds(len(one.blocks))
-                self._loaded_until += seconds
-                self._waited_for.append(one.job)
+        for transfer in plan._transfers:
+            if transfer.direction is Direction.STORE:
+                if transfer.beside or transfer.job in flushed:
+                    self._store(transfer, now)
+            elif transfer.job in flushed:
+                blocks = len(transfer.blocks)
+                seconds = self._copies.seconds(blocks, self._copies.load_by(blocks))
+                self._up.until += seconds
+                self._waited_for.append(transfer.job)
                 begin = max(begin, now + seconds)
-            elif one.beside or one.job in flushed:
-                self._store(one.job, len(one.blocks), now)
+            elif not transfer.beside:
+                self._load(transfer, now, self._copies.load_by(len(transfer.blocks)))
         ends = [end for end, job in (*self._stores, *self._loads) if job in flushed]
         begin = max([begin, *ends])
-        for one in plan._transfers:
-            if one.direction is Direction.LOAD and one.beside:
-                self._load(one, begin)
-                self._beside = self._loaded_until
+        for transfer in plan._transfers:
+            if transfer.beside and transfer.direction is Direction.LOAD:
+                self._beside = self._load(transfer, begin, "kernel")
         return begin
 
-    def _load(self, one: Transfer, now: float) -> None:
-        self._loaded_until = max(now, self._loaded_until) + self._seconds(len(one.blocks))
-        self._loads.append((self._loaded_until, one.job))
+    def _load(self, transfer: Transfer, now: float, by: By) -> float:
+        seconds = self._copies.seconds(len(transfer.blocks), by)
+        end = self._up.submit(now, seconds, by, self._down)
+        self._loads.append((end, transfer.job))
+        return end
 
-    def _store(self, job: int, blocks: int, now: float) -> None:
-        until = max(now, self._stores[-1][0] if self._stores else now)
-        self._stores.append((until + self._seconds(blocks), job))
+    def _store(self, transfer: Transfer, now: float) -> None:
+        by: By = "kernel" if transfer.beside else "dma"
+        seconds = self._copies.seconds(len(transfer.blocks), by)
+        self._stores.append((self._down.submit(now, seconds, by, self._up), transfer.job))
 
     def end(self, begin: float, end: float) -> float:
         """The end of a step that would take from `begin` to `end` without loads beside it: a
@@ -81,9 +93,11 @@ class Transfers:
     def computed(self, plan: StepPlan, end: float) -> None:
         """A step ends then, and what it stores is there."""
         flushed = set(plan._flushed)
-        for one in plan._transfers:
-            if one.direction is Direction.STORE and not (one.beside or one.job in flushed):
-                self._store(one.job, len(one.blocks), end)
+        for transfer in plan._transfers:
+            if transfer.direction is Direction.STORE and not (
+                transfer.beside or transfer.job in flushed
+            ):
+                self._store(transfer, end)
 
     def ended(self, now: float) -> list[int]:
         """The transfers that have ended by now, stores first; each is returned once."""

@@ -20,11 +20,25 @@ from pagedsim.core.offload import LowerTier, OffloadConnector
 from pagedsim.core.transfers import Direction, Transfer
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.sglang import HiCache, SGLang
+from pagedsim.sim.copies import BOTH_WAYS, By
 from pagedsim.sim.environment import Environment
 from pagedsim.sim.server import Server
 from pagedsim.sim.simulate import simulate
 from pagedsim.sim.transfers import Transfers
 from tests.sim.harness import Constant, Jobs
+
+
+class Even:
+    """Copies that take as long for each block, whatever carries them out."""
+
+    def __init__(self, block: float = 1.0) -> None:
+        self.block = block
+
+    def load_by(self, blocks: int) -> By:
+        return "dma"
+
+    def seconds(self, blocks: int, by: By) -> float:
+        return blocks * self.block
 
 
 def plan(*transfers: Transfer, flushed: tuple[int, ...] = ()) -> StepPlan:
@@ -42,18 +56,21 @@ def store(job: int, blocks: int) -> Transfer:
 
 
 def test_each_direction_copies_one_job_after_another() -> None:
-    copies = Transfers(lambda blocks: blocks * 1.0)
+    copies = Transfers(Even())
     step = plan(load(0, 2), load(1, 3), store(2, 4))
     assert copies.begin(step, 10.0) == 10.0  # it waits for none
     copies.computed(step, 11.0)
     assert copies.next_end == 12.0
     assert copies.ended(11.9) == []
-    assert copies.ended(15.0) == [2, 0, 1]
-    assert copies.ended(99.0) == []
+    assert copies.ended(15.0) == [0, 1]
+    # Until then the store had what the loads left of the bus.
+    late = 15.0 + 4.0 - 4.0 * (2 * BOTH_WAYS["dma"] - 1)
+    assert copies.next_end == pytest.approx(late)
+    assert copies.ended(99.0) == [2]
 
 
 def test_a_step_waits_for_what_is_flushed() -> None:
-    copies = Transfers(lambda blocks: blocks * 1.0)
+    copies = Transfers(Even())
     first = plan(store(0, 4), store(1, 1))
     copies.computed(first, 0.0)
     assert copies.begin(plan(flushed=(0,)), 1.0) == 4.0
@@ -62,7 +79,7 @@ def test_a_step_waits_for_what_is_flushed() -> None:
 
 
 def test_what_a_step_waits_for_goes_ahead_of_other_loads() -> None:
-    copies = Transfers(lambda blocks: blocks * 1.0)
+    copies = Transfers(Even())
     assert copies.begin(plan(load(0, 9)), 0.0) == 0.0
     assert copies.begin(plan(load(1, 2), flushed=(1,)), 0.0) == 2.0
     assert copies.ended(2.0) == [1]
@@ -83,7 +100,7 @@ def turns(host: bool, ahead: bool = False, seconds: float = 0.5) -> list[tuple[f
         def requests(self):  # type: ignore[no-untyped-def]
             yield from ((request, 3) for request in requests)
 
-    transfers = Transfers(lambda blocks: seconds * blocks) if host else None
+    transfers = Transfers(Even(seconds)) if host else None
     simulate(scheduler, Given(()), Constant(), Recorder(), transfers=transfers)
     scheduler.check()
     assert all(request.state.value == "finished" for request in requests)
@@ -101,7 +118,7 @@ def test_what_the_gpu_has_lost_is_loaded(ahead: bool) -> None:
 def test_a_server_without_times_for_them_is_refused() -> None:
     for connector, transfers in (
         (OffloadConnector(4), None),
-        (OffloadConnector(4, tiers=[LowerTier()]), Transfers(float)),
+        (OffloadConnector(4, tiers=[LowerTier()]), Transfers(Even())),
     ):
         scheduler = Scheduler(memory=PagedMemory(8, 4), batching=Unified(), connector=connector)
         with pytest.raises(ConfigError, match="offload: a simulated server needs transfers"):
@@ -112,14 +129,16 @@ def test_a_server_without_times_for_them_is_refused() -> None:
 
 
 def test_what_goes_on_beside_a_step() -> None:
-    copies = Transfers(lambda blocks: blocks * 1.0, layers=4)
+    copies = Transfers(Even(), layers=4)
     beside = [one._replace(beside=True) for one in (load(0, 8), store(1, 3))]
     assert copies.begin(plan(*beside), 10.0) == 10.0
-    assert copies.end(10.0, 12.0) == 18.5  # a layer is computed when the last one is there
-    copies.computed(plan(*beside), 18.5)
+    # A layer is computed when the last one is there; the store takes of the bus until 13.
+    loaded = 18.0 + 3.0 - 3.0 * (2 * BOTH_WAYS["kernel"] - 1)
+    assert copies.end(10.0, 12.0) == pytest.approx(loaded + 2.0 / 4)
+    copies.computed(plan(*beside), 20.4)
     assert copies.ended(13.0) == [1]  # it began with the step
-    assert copies.ended(18.5) == [0]
-    assert copies.end(20.0, 21.0) == 21.0  # no longer
+    assert copies.ended(20.4) == [0]
+    assert copies.end(21.0, 22.0) == 22.0  # no longer
 
 
 class Texts(Jobs):
@@ -148,7 +167,7 @@ def test_a_step_computes_what_is_loaded_layer_by_layer(
     scheduler = Scheduler(memory=memory, batching=SGLang(), max_model_len=48)
     jobs = Texts([(0.0, 1, 16), (10.0, 2, 40), (20.0, 1, 16)])
     recorder = Recorder()
-    copies = Transfers(lambda blocks: 0.1 * blocks, layers=3)
+    copies = Transfers(Even(0.1), layers=3)
     simulate(scheduler, jobs, Constant(), recorder, transfers=copies)
     took = [row["end"] - row["start"] for row in recorder.steps_table().to_pylist()]
     assert [seconds for seconds in took if seconds] == pytest.approx([1.0, second, third])

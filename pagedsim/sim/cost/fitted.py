@@ -122,6 +122,7 @@ class Fitted(CostModel):
         self._most = tuple(limits.get(name, inf) for name in FEATURES[1:])
         self._max_count = limits.get("decode_count", inf)
         self._max_context = limits.get("decode_context", inf)
+        self.bus_efficiency = bus_efficiency
         self._start, self._move = 0.0, move_seconds(replica, bus_efficiency)
         if swap is not None:
             moves = _numbers("cost.swap", swap, "coefficient", SWAP)

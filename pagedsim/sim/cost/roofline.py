@@ -134,6 +134,7 @@ class Roofline(ByTerms):
             launching=launches(model, stack, family.launch),
             split=Split.of(replica, expert_skew),
         )
+        self.bus_efficiency = bus_efficiency
         self._move = move_seconds(replica, bus_efficiency)
         self.server_seconds = stack.server_ms * 1e-3
         self.constants = {
