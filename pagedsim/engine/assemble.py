@@ -72,8 +72,10 @@ def _assembled(arguments: Arguments, model: LoadedModel) -> Parts:
         )
     if (connector := scheduler.queues.connector) is not None and connector.lower.tiers:
         raise ConfigError("offload: has tiers below the host tier, which the engine has not")
-    on_host = server.cpu_blocks + _host_blocks(server)
-    cache = new_cache(shape, server.blocks, on_host, model.device)
+    hosted = _host_blocks(scheduler)
+    if hosted:  # told after what does not go together
+        _require_room(server, shape, server.blocks, hosted, model.device, tier=True)
+    cache = new_cache(shape, server.blocks, server.cpu_blocks + hosted, model.device)
     tokenizer = load_tokenizer(arguments.tokenizer or arguments.model)
     settings: dict[str, Any] = {
         "seqs": scheduler.max_seqs,
@@ -179,11 +181,11 @@ def _sized(server: ServerSpec, model: LoadedModel, shape: CacheShape, graphs: bo
         offload = server.offloading.sized(shape.block_size, shape.block_bytes)
     except ConfigError as error:
         raise ConfigError(f"offload.{error}") from error
-    server = replace(server, offload=offload)
     _require_room(server, shape, blocks, swapped, model.device)
     return replace(
         server,
         blocks=blocks,
+        offload=offload,
         cpu_blocks=swapped,
         max_model_len=longest,
         max_batched_tokens=server.step_tokens(longest),
@@ -191,32 +193,37 @@ def _sized(server: ServerSpec, model: LoadedModel, shape: CacheShape, graphs: bo
     )
 
 
-def _host_blocks(server: ServerSpec) -> int:
+def _host_blocks(scheduler: Scheduler) -> int:
     """Blocks of its host tier."""
-    connector = server.offloading.connector(server.block_size)
+    connector = scheduler.queues.connector
     return connector.host.capacity * connector.blocks_per_chunk if connector is not None else 0
 
 
 def _require_room(
-    server: ServerSpec, shape: CacheShape, blocks: int, swapped: int, device: torch.device
+    server: ServerSpec,
+    shape: CacheShape,
+    blocks: int,
+    on_host: int,
+    device: torch.device,
+    tier: bool = False,
 ) -> None:
-    """Raise ConfigError for block pools beyond the memory, before they are allocated."""
+    """Raise ConfigError for block pools beyond the memory, before they are allocated; what is on
+    the host is for swapping, or a `tier`."""
     size, ranks = f"of {shape.block_bytes / 2**20:.3g} MiB", server.tensor_parallel
     if ranks > 1:
         size += f" on each of {ranks} ranks"
-    knobs = f"lower cpu_blocks={swapped}"
-    if server.cpu_blocks is None:
+    purpose, knobs = "for swapping", f"lower cpu_blocks={on_host}"
+    if tier:
+        purpose, knobs = "in the host tier", "lower offload.gib, or offload.chunks"
+    elif server.cpu_blocks is None:
         knobs = f"lower swap_space_gib={server.swap_space_gib:g}"
-    purpose = "for swapping"
-    if hosted := _host_blocks(server):  # then nothing is swapped
-        swapped, purpose, knobs = swapped + hosted, "in the host tier", "lower the size of offload"
-    host = swapped * shape.block_bytes * ranks
+    host = on_host * shape.block_bytes * ranks
     if device.type != "cuda":
-        what = f"{blocks} blocks, and {swapped} {purpose}, {size}"
+        what = f"{blocks} blocks, and {on_host} {purpose}, {size}"
         host += blocks * shape.block_bytes * ranks
-        require_host(what, host, f"lower blocks={blocks}" + f", or {knobs}" * (swapped > 0))
+        require_host(what, host, f"lower blocks={blocks}" + f", or {knobs}" * (on_host > 0))
         return
-    require_host(f"{swapped} blocks {purpose}, {size},", host, knobs)
+    require_host(f"{on_host} blocks {purpose}, {size},", host, knobs)
     total = torch.cuda.get_device_properties(device).total_memory
     if blocks * shape.block_bytes > total:
         raise ConfigError(

@@ -229,6 +229,32 @@ def test_a_request_may_leave_while_it_is_loaded() -> None:
     assert sut.memory.free == 16 and sut.plan(4).transfers
 
 
+def test_a_request_whose_load_has_failed_computes_its_tokens() -> None:
+    sut, request, load = load_in_flight()
+    sut.transferred([load.job], 3, failed=[load.job])
+    sut.check()
+    assert [*sut.waiting] == [request] and not len(sut.holding) and sut.memory.free == 16
+    assert not connector(sut).host.chunks  # it would fail for others, too
+    (chunk,) = sut.plan(3).chunks
+    assert (chunk.start, chunk.length, request.cached_tokens) == (0, 17, 0)
+
+
+@pytest.mark.parametrize("eviction", ["lru", "arc"])
+def test_what_was_not_stored_is_not_there(eviction: str) -> None:
+    sut = scheduler(chunks=4, eviction=eviction)
+    places: set[int] = set()
+    for number in range(4):  # more than there are places for, if any were lost
+        sut.add(Request(number, [number] * 16), number, output_len=1)
+        plan = sut.plan(number)
+        (store,) = plan.transfers
+        places.update(store.places)
+        sut.commit(plan, number, {number: 0})
+        sut.transferred([store.job], number, failed=[store.job] if number % 2 else [])
+        sut.check()
+        assert len(connector(sut).host.chunks) == 4 * (number % 2 == 0)
+    assert places == {0, 1, 2, 3}
+
+
 def test_a_crash_loses_the_host_tier() -> None:
     sut, _, load = load_in_flight()
     sut.crash(3)
