@@ -14,7 +14,9 @@ from pagedsim.core import ConfigError, Scheduler
 from pagedsim.fidelity.sheets import option_names, settings
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.server import ServerSpec
-from pagedsim.sim.cost import CostModel, Fitted
+from pagedsim.sim.copies import CopyTimes
+from pagedsim.sim.cost import Fitted
+from pagedsim.sim.cost.base import BUS_EFFICIENCY
 from pagedsim.sim.hardware import Hardware
 from pagedsim.sim.huggingface import read_shape
 from pagedsim.sim.model import ModelShape
@@ -53,17 +55,17 @@ class EngineModel(Backend):
 class ModelledEngine(BackendRun):
     """One run of an `EngineModel`."""
 
-    def __init__(self, config: RunSpec, machine: Settings, cost: CostModel) -> None:
+    def __init__(self, config: RunSpec, machine: Settings, cost: Fitted) -> None:
         self.scheduler = scheduler_of(config, machine, Scheduler)
         self._cost = cost
         # Where there is a bus, the engine lets blocks go out beside the computation.
         self._overlap = machine.get("cuda") is not None
 
     def run(self, workload: Workload, recorder: Recorder) -> None:
-        copies: dict[str, Any] = {}
+        settings: Settings = {"overlap": self._overlap}
         if self.scheduler.queues.connector is not None:
-            copies["transfers"] = Transfers(self._cost.swap_seconds)
-        simulate(self.scheduler, workload, self._cost, recorder, overlap=self._overlap, **copies)
+            settings["transfers"] = Transfers(CopyTimes.of(self._cost.replica, BUS_EFFICIENCY))
+        simulate(self.scheduler, workload, self._cost, recorder, **settings)
 
     def notices(self) -> list[str]:
         return self._cost.notices

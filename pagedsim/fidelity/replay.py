@@ -14,6 +14,7 @@ from pagedsim.fidelity.engine_model import scheduler_of
 from pagedsim.fidelity.recorded import Recorded
 from pagedsim.metrics.files import REQUESTS, STEPS
 from pagedsim.metrics.plans import described
+from pagedsim.sim.copies import CopyTimes
 from pagedsim.sim.simulate import simulate
 from pagedsim.sim.transfers import Transfers
 from pagedsim.spec.run import RunSpec
@@ -132,7 +133,7 @@ class _Ends(Transfers):
     what steps wait for."""
 
     def __init__(self, run: Recorded) -> None:
-        super().__init__(lambda blocks: 0.0)
+        super().__init__(CopyTimes(1.0, 1, 1.0))
         for name in ("transferred", "awaited"):
             if name not in run.steps.column_names:
                 raise ConfigError(f"{run.folder / STEPS}: has no column {name}")
