@@ -609,4 +609,6 @@ class LLMEngine:
                     copies.spoil(transfer.job, cause)
         lost = [job for job in connector.jobs if not copies.holds(job)]
         ends = [EndedCopy(job, connector.jobs[job].direction, 0, 0.0, cause) for job in lost]
-        self._report([*copies.ended(), *ends], waited=False)
+        # Loads that a step waits for write blocks that are free as soon as it is over.
+        flushed = [job for plan in plans for job in plan.flushed]
+        self._report([*copies.ended(flushed), *ends], waited=False)

@@ -210,6 +210,20 @@ def test_steps_that_fail_leave_nothing_wrong_behind(seed: int) -> None:
     case.check(ended)
 
 
+@pytest.mark.parametrize(
+    "seed", [1011, 1018, *(pytest.param(n, marks=pytest.mark.slow) for n in range(2000, 2060))]
+)
+def test_all_of_it_at_once(seed: int) -> None:
+    """As by 1011 and 1018: a step ends before it has computed, and loads that it was to wait for
+    still write blocks that others get."""
+    rng = random.Random(seed)
+    failing, aborting, breaking = (
+        rng.choice(rates) for rates in ((0, 0.1, 0.5), (0, 0.05), (0, 0.03))
+    )
+    case = Case(rng, failing=failing, aborting=aborting, breaking=breaking)
+    case.check(case.serve(40))
+
+
 def test_an_engine_waits_for_a_copy_where_nothing_else_can_be_done() -> None:
     offload = {"chunks": 40, "chunk_tokens": None, "sync_tokens": 0, "store_threshold": 0}
     case = Case(random.Random(3), settings={"memory": "paged"}, offload=offload)
