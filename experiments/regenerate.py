@@ -25,7 +25,8 @@ STUDIES = (
     *("paper_fig2", "paper_fig12", "paper_fig13", "paper_fig14_15", "paper_fig16"),
     *("paper_fig18", "paper_fig19"),
     *("chunk_budget", "past_future", "size_based", "policy_zoo", "agents", "kv_tiers"),
-    *("fcfs_vs_priority", "preemption", "swap_vs_recompute", "block_sizes", "capacity", "tune"),
+    *("fcfs_vs_priority", "preemption", "swap_vs_recompute", "offload_or_recompute"),
+    *("block_sizes", "capacity", "tune"),
     *("placement", "early_rejection", "cheapest_fleet", "prefix_routing", "staleness", "migration"),
     *("servers", "fairness", "truth"),
 )

@@ -363,7 +363,7 @@ FILES = {
     "agentx": AGENTS,
 }
 
-SESSIONS = {"chat_sessions", "agents", "agents_16k", "kv_tiers"}
+SESSIONS = {"chat_sessions", "agents", "agents_16k", "kv_tiers", "offload_or_recompute"}
 TYPED_STAGES = {"shared_prefix", "prefix_routing"}
 AT_ONCE = {"fixed", "swap_vs_recompute"}
 """Whose arrivals do not depend on the seed."""
