@@ -45,7 +45,7 @@ class Unified(Batching):
         if not plan.took_memory:
             if queues.connector is None:
                 self._serve_waiting(queues, plan, budget)
-            else:
+            elif len(queues.waiting) or len(queues.holding):
                 self._serve_with_loads(queues, plan, budget, queues.connector)
         queues.decode(plan)
 

@@ -172,6 +172,8 @@ class OffloadConnector:
 
     def close(self, plan: StepPlan) -> None:
         """The requests of a step are chosen: store what it will have computed."""
+        if self._nothing_to_do(plan):
+            return
         flushed: set[int] = set()
         for preemption in plan._preemptions:
             if (account := self._accounts.get(preemption.request)) is not None:
@@ -196,6 +198,13 @@ class OffloadConnector:
         self.step.held_back = self.host.held_back
         plan._transfers = [*self._loads, *stores]
         plan._flushed = [*sorted(flushed), *self._waited_for]
+
+    def _nothing_to_do(self, plan: StepPlan) -> bool:
+        """Whether a step stores nothing and waits for nothing, as most steps that only decode."""
+        news = plan._chunks or plan._preemptions or self._ended or self._loads
+        return self.prompt_only and not (
+            news or self._refused or len(self._fences) or self.lower.tiers
+        )
 
     def _taken(self, plan: StepPlan) -> set[int]:
         """Blocks that were allocated in this step, and all those of requests admitted in it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Collection, Hashable, Iterator, Sequence
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from typing import Final
 
 from pagedsim.core.compiled import mypyc_attr
@@ -17,13 +17,14 @@ WRITING: Final = -1
 class HostChunk:
     """A chunk in the host tier."""
 
-    __slots__ = ("key", "place", "rank", "readers")
+    __slots__ = ("group", "index", "key", "place", "readers")
 
     def __init__(self, key: Hashable, place: int) -> None:
         self.key = key
         self.place = place  # its number among the places of the tier
         self.readers = WRITING  # transfers that read it; WRITING: its content is not there yet
-        self.rank = (0, 0)  # used by LRU; -1: it was evicted
+        self.group = 0  # of LRU, and its place in it
+        self.index = 0
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -62,14 +63,17 @@ class ChunkEviction(ABC):
 
 class LRU(ChunkEviction):
     """By the time of a request's first access, and once it has ended by that of its end; of one
-    request the tail goes before the head."""
+    request the tail goes before the head.
+
+    So the chunks that a request accessed last of all are a group, by their places in it, and an
+    eviction takes the end of the oldest group.
+    """
 
     def __init__(self) -> None:
         self._time = 0
-        self._pushed = 0
-        self._count = 0
-        # An item whose rank is not that of its chunk is out of date.
-        self._heap: list[tuple[tuple[int, int], int, HostChunk]] = []
+        self._groups: dict[int, dict[int, HostChunk]] = {}  # by time; none is empty
+        self._unsorted: set[int] = set()  # those whose places are not in order
+        self._oldest: list[int] = []  # a heap of the groups, and of some that are gone
 
     def _number(self, account: Account) -> int:
         if not account.number:
@@ -77,54 +81,64 @@ class LRU(ChunkEviction):
             account.number = self._time
         return account.number
 
-    def _push(self, chunk: HostChunk, rank: tuple[int, int]) -> None:
-        chunk.rank = rank
-        self._pushed += 1
-        if len(self._heap) > 64 + 4 * self._count:
-            self._heap = [item for item in self._heap if item[2].rank == item[0]]
-            heapify(self._heap)
-        heappush(self._heap, (rank, self._pushed, chunk))
+    def _put(self, chunk: HostChunk, number: int, index: int) -> None:
+        group = self._groups.get(number)
+        if group is None:
+            self._groups[number] = {index: chunk}
+            heappush(self._oldest, number)
+        else:
+            if index < next(reversed(group)):
+                self._unsorted.add(number)
+            group[index] = chunk
+        chunk.group, chunk.index = number, index
 
     def insert(self, chunk: HostChunk, account: Account) -> None:
-        self._count += 1
-        self._push(chunk, (self._number(account), -account.accessed[chunk.key]))
+        self._put(chunk, self._number(account), account.accessed[chunk.key])
 
     def remove(self, chunk: HostChunk) -> None:
-        chunk.rank = (-1, 0)
-        self._count -= 1
+        group = self._groups[chunk.group]
+        del group[chunk.index]
+        if not group:
+            del self._groups[chunk.group]
+            self._unsorted.discard(chunk.group)
 
     def access(self, chunks: Sequence[HostChunk], account: Account) -> None:
-        number = self._number(account)
+        number, places = self._number(account), account.accessed
         for chunk in chunks:
-            rank = (number, -account.accessed[chunk.key])
-            if rank > chunk.rank:
-                self._push(chunk, rank)
+            if chunk.group < number:
+                self.remove(chunk)
+                self._put(chunk, number, places[chunk.key])
 
     def finish(self, chunks: Sequence[HostChunk], account: Account) -> None:
-        for chunk in chunks:
-            self._time += 1
-            self._push(chunk, (self._time, 0))
+        self._time += 1
+        places = account.accessed
+        for chunk in reversed(chunks):
+            self.remove(chunk)
+            self._put(chunk, self._time, places[chunk.key])
 
     def choose(self, count: int, protected: Collection[Hashable]) -> Sequence[HostChunk] | None:
-        heap = self._heap
-        chosen: list[tuple[tuple[int, int], int, HostChunk]] = []
-        passed: list[tuple[tuple[int, int], int, HostChunk]] = []
-        while heap and len(chosen) < count:
-            item = heappop(heap)
-            rank, _, chunk = item
-            if rank != chunk.rank:
+        chosen: list[HostChunk] = []
+        looked_at: list[int] = []
+        while self._oldest and len(chosen) < count:
+            number = heappop(self._oldest)
+            if number not in self._groups or number in looked_at[-1:]:
                 continue
-            fit = not chunk.readers and chunk.key not in protected
-            (chosen if fit else passed).append(item)
-        complete = len(chosen) == count
-        for item in passed if complete else passed + chosen:
-            heappush(heap, item)
-        if not complete:
-            return None
-        for _, _, chunk in chosen:
-            chunk.rank = (-1, 0)
-        self._count -= count
-        return [chunk for _, _, chunk in chosen]
+            looked_at.append(number)
+            if number in self._unsorted:
+                self._unsorted.remove(number)
+                self._groups[number] = dict(sorted(self._groups[number].items()))
+            for chunk in reversed(self._groups[number].values()):
+                if not chunk.readers and chunk.key not in protected:
+                    chosen.append(chunk)
+                    if len(chosen) == count:
+                        break
+        if complete := len(chosen) == count:
+            for chunk in chosen:
+                self.remove(chunk)
+        for number in looked_at:
+            if number in self._groups:
+                heappush(self._oldest, number)
+        return chosen if complete else None
 
 
 class ARC(ChunkEviction):
