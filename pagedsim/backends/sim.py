@@ -75,8 +75,7 @@ class Simulation(BackendRun):
             "beams": self.beams,
             "tiers": tiers,
         }
-        offloads = self.scheduler.queues.connector is not None
-        if offloads or self.scheduler.memory.begins_transfers:
+        if self.scheduler.offloads:
             copies = CopyTimes.of(replica, getattr(cost, "bus_efficiency", BUS_EFFICIENCY))
             self.settings["transfers"] = Transfers(copies, replica.model.layers)
         """The arguments of a `Server` beside its scheduler and its costs."""

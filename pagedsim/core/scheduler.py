@@ -134,6 +134,8 @@ class Scheduler:
         """Whether a plan's `decodes` may be read after it has been committed. A driver that never
         does so saves time by clearing it."""
         self._tiered = bool(memory.tiers)
+        self.offloads = connector is not None or memory.begins_transfers
+        """Whether plans may have transfers between the GPU and a host tier."""
         self._in_order = memory.in_order_of_results
         self._idle_since: float | None = None
 

@@ -17,8 +17,10 @@ from pagedsim.core import Request, Scheduler, StepPlan, Tier
 from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.plan import Chunk, PreemptionCause, prefill_left
 from pagedsim.core.request import RequestId
+from pagedsim.core.transfers import Direction
 from pagedsim.metrics.service import service_of
 from pagedsim.metrics.steps import (
+    HOST,
     LOADED,
     REPLICA,
     STEP_COLUMNS,
@@ -159,17 +161,26 @@ def _events(rows: Iterable[Sequence[Any]], columns: Mapping[str, Any]) -> pa.Tab
 
 
 class TierMoves(Numbers):
-    """Block moves of steps; sparse, one row per move."""
+    """Blocks that steps move between the GPU and what is below it; sparse."""
 
     def __init__(self) -> None:
-        super().__init__({"step": np.int64, "level": np.int64, "loads": np.int8})
-        self._tiers: Sequence[Tier] = ()
+        super().__init__(
+            {"step": np.int64, "level": np.int64, "loads": np.int8, "blocks": np.int64}
+        )
+        self._tiers: Sequence[str] = ()
 
     def step(self, number: int, plan: StepPlan, tiers: Sequence[Tier]) -> None:
         """Note the moves of a step: loads to the GPU, or down to a level."""
-        self._tiers = tiers
+        self._tiers = [tier.name for tier in tiers]
         for source, target in plan.moves:
-            self.rows.append((number, target.level or source.level, not target.level))
+            self.rows.append((number, target.level or source.level, not target.level, 1))
+
+    def transfers(self, number: int, plan: StepPlan) -> None:
+        """Note the transfers that begin with a step."""
+        self._tiers = (HOST,)
+        for transfer in plan._transfers:
+            loads = transfer.direction is Direction.LOAD
+            self.rows.append((number, 1, loads, len(transfer.blocks)))
 
     def undo(self, number: int) -> None:
         while self.rows and self.rows[-1][0] == number:
@@ -177,13 +188,13 @@ class TierMoves(Numbers):
 
     def columns(self, steps: int) -> dict[str, pa.Array]:
         """Blocks by tier for each of `steps` steps; empty without tiers."""
-        which, levels, loads = (self.take(name) for name in ("step", "level", "loads"))
+        which, levels, loads, blocks = (self.take(name) for name in list(self._columns))
         columns = {}
         for what, loaded in ((LOADED, 1), (WRITTEN, 0)):
             for level, tier in enumerate(self._tiers, 1):
-                mine = which[(levels == level) & (loads == loaded)]
-                blocks = np.bincount(mine, minlength=steps).astype(np.int32)
-                columns[what + tier.name] = pa.array(blocks)
+                mine = (levels == level) & (loads == loaded)
+                moved = np.bincount(which[mine], blocks[mine], minlength=steps).astype(np.int32)
+                columns[what + tier] = pa.array(moved)
         return columns
 
 
@@ -270,6 +281,8 @@ class StepRecorder:
         step = len(self._packed_ends) + len(ends)
         if tiers := scheduler.memory.tiers:
             self._moved.step(step, plan, tiers)
+        elif scheduler.offloads:
+            self._moved.transfers(step, plan)
         ends.append(end)
         self._used.append(plan.used_blocks)
         self._count += 1

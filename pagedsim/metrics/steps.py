@@ -197,6 +197,8 @@ class FleetSteps:
 
 LOADED, WRITTEN = "loaded_", "written_"
 """Prefixes of the step columns, followed by the name of a tier."""
+HOST = "host"
+"""The name of the tier that `offload=` has below the GPU."""
 
 
 class TierUse(NamedTuple):

@@ -95,7 +95,7 @@ class Server:
         self.transfers = transfers
         self.connector = scheduler.queues.connector
         self.memory = scheduler.memory
-        if (self.connector is not None or self.memory.begins_transfers) and transfers is None:
+        if scheduler.offloads and transfers is None:
             raise ConfigError("offload: a simulated server needs transfers")
         if self.connector is not None and self.connector.lower.tiers:
             raise ConfigError(

@@ -169,8 +169,12 @@ def test_a_step_computes_what_is_loaded_layer_by_layer(
     recorder = Recorder()
     copies = Transfers(Even(0.1), layers=3)
     simulate(scheduler, jobs, Constant(), recorder, transfers=copies)
-    took = [row["end"] - row["start"] for row in recorder.steps_table().to_pylist()]
+    steps = recorder.steps_table().to_pylist()
+    took = [row["end"] - row["start"] for row in steps]
     assert [seconds for seconds in took if seconds] == pytest.approx([1.0, second, third])
+    loads = third > 1.0
+    assert sum(row["loaded_host"] for row in steps) == (3 if loads else 0)
+    assert any(row["written_host"] for row in steps) == loads
     scheduler.check()
     assert not scheduler.transferring
 
