@@ -104,6 +104,9 @@ class ReplicaView:
         memory = self._replica.scheduler.memory
         return len(memory.lookup(request)) * memory.block_size
 
+    def host_tokens(self, request: Request, cached: int) -> int:
+        return self._replica.scheduler.host_tokens(request, cached)
+
     def prefill_seconds(self, tokens: int, cached: int = 0) -> float:
         cost = self._replica.cost
         answer = cost.step_seconds(step(tokens, cached=cached))

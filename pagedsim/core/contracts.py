@@ -243,7 +243,9 @@ MEMORY = Contract(
             SWITCH,
         ),
         "tiers": rule("a list of Tier", lambda value: _all(value, lambda o: isinstance(o, Tier))),
-        **dict.fromkeys(("shared", "cache_changes", "cached_tokens", "loadable"), _COUNT),
+        **dict.fromkeys(
+            ("shared", "cache_changes", "cached_tokens", "loadable", "host_tokens"), _COUNT
+        ),
         **dict.fromkeys(("end_of", "longest"), _LENGTH),
         **dict.fromkeys(("longest_of", "blocks_for", "blocks_at_length", "common"), _COUNT),
         **dict.fromkeys(("free", "cached", "used", "guarded", "unheld"), _SHARE),

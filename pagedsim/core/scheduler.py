@@ -446,6 +446,12 @@ class Scheduler:
             self.memory.transferred(jobs)
         self._note_idleness(now)
 
+    def host_tokens(self, request: Request, cached: int) -> int:
+        """Tokens of a request behind its `cached` ones that a tier of host memory has."""
+        if (connector := self.queues.connector) is not None:
+            return connector.host_tokens(request, cached)
+        return self.memory.host_tokens(request, cached)
+
     def expect_tokens(self) -> None:
         """Declare that the executor reports sampled tokens; by default its first answer decides."""
         self.memory.with_tokens = True

@@ -17,8 +17,9 @@ class LlmD(Router):
     `prefix` is the part of the prompt that a replica has. `queue` falls from 1 at the shortest
     waiting queue to 0 at the longest, and is 1 where all are equal. `kv` is the part of memory that
     is free. `load` falls from 0.5 to 0 at `queue_threshold` requests waiting. With `known=cached`
-    it is llm-d's precise prefix cache scorer, with `known=sent` the approximate one, which compares
-    blocks of 64 tokens. With disaggregation, the decode replica is chosen without the prefix.
+    it is llm-d's precise prefix cache scorer, in which a token in host memory counts `host`, with
+    `known=sent` the approximate one, which compares blocks of 64 tokens. With disaggregation, the
+    decode replica is chosen without the prefix.
     """
 
     paper = "llm-d, the scorers of its inference scheduler and of optimized-baseline, its guide"
@@ -31,6 +32,7 @@ class LlmD(Router):
         load: float = 0.0,
         queue_threshold: int = 128,
         known: str = "sent",
+        host: float = 0.8,
         seed: int = 0,
     ) -> None:
         self.prefix = require_number("prefix", prefix, 0)
@@ -41,6 +43,8 @@ class LlmD(Router):
             raise ConfigError("prefix=0: must be above 0 where queue, kv and load are 0, too")
         self.queue_threshold = require_whole("queue_threshold", queue_threshold, 1)
         self._prefixes = prefixes(known)
+        self.host = require_number("host", host, 0, high=1)
+        self._sees_host = host > 0 and known == "cached"
         self._random = Random(require_whole("seed", seed, 0))
 
     def route(self, request: Request, replicas: Replicas, now: float) -> Replica:
@@ -67,6 +71,9 @@ class LlmD(Router):
                 full = min(waiting[at], self.queue_threshold) / self.queue_threshold
                 score += self.load * 0.5 * (1.0 - full)
             if matched:
-                score += self.prefix * matched[at] / request.prompt_len
+                tokens: float = matched[at]
+                if self._sees_host:
+                    tokens += self.host * replica.host_tokens(request, matched[at])
+                score += self.prefix * tokens / request.prompt_len
             scores.append(score)
         return scores

@@ -94,6 +94,9 @@ class Replica(Protocol):
     def cached_tokens(self, request: Request) -> int:
         """Leading tokens of a request that its prefix cache has; 0 without one."""
 
+    def host_tokens(self, request: Request, cached: int) -> int:
+        """Tokens behind its `cached` ones that its tier of host memory has; 0 without one."""
+
     def prefill_seconds(self, tokens: int, cached: int = 0) -> float:
         """How long a step takes it that computes `tokens` of a prompt after `cached` ones."""
 

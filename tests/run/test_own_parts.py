@@ -301,7 +301,7 @@ CHECKED: Sequence[tuple[str, tuple[Any, ...], Mapping[str, str]]] = (
         {
             "batching": "spare margin slack",
             "memory": "cache_changes longest_of blocks_for cpu_free blocks_at_length common "
-            "blocks_needed filled_blocks swap_need cached_tokens loadable",
+            "blocks_needed filled_blocks swap_need cached_tokens loadable host_tokens",
             "lengths": "capped",
             "autoscaler": "desired",
         },
@@ -378,7 +378,7 @@ UNASKED = {
     *(("memory", hook) for hook in ("cache_changes", "cached", "common", "drain", "end_of")),
     *(("memory", hook) for hook in ("guard", "guarded", "unguard", "holds", "hold", "filled")),
     *(("memory", hook) for hook in ("touch", "reclaim", "cached_tokens", "unheld", "node_of")),
-    *(("memory", hook) for hook in ("loadable", "transferring", "transferred")),
+    *(("memory", hook) for hook in ("loadable", "host_tokens", "transferring", "transferred")),
     *(("batching", hook) for hook in ("idle",)),
     *(("memory", hook) for hook in ("known_blocks", "place", "usage", "used", "check", "forget")),
 }

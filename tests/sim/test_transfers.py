@@ -103,6 +103,9 @@ def turns(host: bool, ahead: bool = False, seconds: float = 0.5) -> list[tuple[f
     transfers = Transfers(Even(seconds)) if host else None
     simulate(scheduler, Given(()), Constant(), Recorder(), transfers=transfers)
     scheduler.check()
+    last = Request("last", [2] * 72 + [4] * 9)  # 18 blocks, of which some are on the GPU
+    cached = 4 * len(scheduler.memory.lookup(last))
+    assert scheduler.host_tokens(last, cached) == (72 - cached if host else 0)
     assert all(request.state.value == "finished" for request in requests)
     return [((r.first_token_at or 0) - (r.arrival or 0), r.cached_tokens) for r in requests]
 
@@ -177,6 +180,9 @@ def test_a_step_computes_what_is_loaded_layer_by_layer(
     assert any(row["written_host"] for row in steps) == loads
     scheduler.check()
     assert not scheduler.transferring
+    second_again = Request("again", [2000 + at for at in range(40)])
+    cached = 4 * len(memory.lookup(second_again))
+    assert cached + memory.host_tokens(second_again, cached) == (36 if loads else cached)
 
 
 def test_a_server_with_a_host_tier_needs_the_times_of_its_copies() -> None:

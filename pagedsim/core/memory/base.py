@@ -210,6 +210,11 @@ class Memory(ABC):
         from a tier below."""
         return 0
 
+    def host_tokens(self, request: Request, cached: int) -> int:
+        """Tokens of a request behind its `cached` ones that a tier of host memory has, for routers:
+        no use of them."""
+        return 0
+
     def node_of(self, request: Request) -> PrefixNode | None:
         """The node of the cache's tree at which what it has of a waiting request ends, for
         policies: a use, too. None: the cache is no tree."""

@@ -298,6 +298,17 @@ class OffloadConnector:
             return DEFERRED, "loading"
         return end - hit, ""
 
+    def host_tokens(self, request: Request, cached: int) -> int:
+        """Tokens of a request behind its `cached` ones that the host tier has, for routers."""
+        first = cached // self.chunk_size
+        names = self._names(request, self._known(request) // self.chunk_size)[first:]
+        there = 0
+        for key in names:
+            if (chunk := self.host.chunks.get(key)) is None or chunk.readers == WRITING:
+                break
+            there += 1
+        return max((first + there) * self.chunk_size - cached, 0)
+
     def _known(self, request: Request) -> int:
         """Its tokens whose ids are known when the step is planned."""
         if self._memory.with_tokens:

@@ -31,6 +31,8 @@ class Fake:
     batch: Collection[Request] = ()
     cached: int = 0
     """Of every prompt."""
+    on_host: int = 0
+    """Of every prompt, behind what is cached."""
     speed: float = 1.0
 
     @property
@@ -43,6 +45,9 @@ class Fake:
 
     def cached_tokens(self, request: Request) -> int:
         return min(self.cached, request.num_tokens - 1)
+
+    def host_tokens(self, request: Request, cached: int) -> int:
+        return self.on_host
 
     def prefill_seconds(self, tokens: int, cached: int = 0) -> float:
         assert tokens > 0

@@ -119,6 +119,13 @@ def test_scores_are_weighted_and_added() -> None:
     assert named(make_router("llm_d", prefix=0), there, request) == 2  # 1.8, 2, 2.4
 
 
+@pytest.mark.parametrize(("host", "chosen"), [(0.8, 1), (0.5, 0), (0.0, 0)])
+def test_a_hit_in_host_memory_counts_less(host: float, chosen: int) -> None:
+    there = fleet({"cached": 300}, {"cached": 100, "on_host": 300})  # 300, 100 + host * 300
+    router = make_router("llm_d", known="cached", host=host)
+    assert named(router, there, ask((0, 500))) == chosen
+
+
 def test_among_equals_any_is_chosen() -> None:
     router, there = make_router("llm_d"), fleet({"free_blocks": 10}, {}, {})
     counts = Counter(named(router, there, ask((1000 * n, 99))) for n in range(400))
