@@ -458,20 +458,20 @@ def _session_times(group: RequestGroup) -> SessionTimes | None:
     if (session := group.requests.session) is None:
         return None
     rows = np.flatnonzero(group.mask & (session >= 0))
+    if not len(rows):
+        return SessionTimes(*np.zeros((3, 0)))
     arrival, finished = (group.requests[name][rows] for name in ("arrival", "finished"))
     order = np.lexsort((arrival, session[rows]))
     rows, arrival, finished = rows[order], arrival[order], finished[order]
     begins = np.flatnonzero(np.diff(session[rows], prepend=-1))
-    whole = np.logical_and.reduceat(group.finished[rows], begins) if len(rows) else begins > 0
+    whole = np.logical_and.reduceat(group.finished[rows], begins)
     stops, last = np.append(begins[1:], len(rows)), np.empty(len(rows))
     for begin, stop in zip(begins, stops, strict=True):  # the latest end within the session so far
         last[begin:stop] = np.maximum.accumulate(finished[begin:stop])
-    gaps = np.concatenate([[0.0], np.maximum(arrival[1:] - last[:-1], 0.0)])[: len(rows)]
+    gaps = np.concatenate([[0.0], np.maximum(arrival[1:] - last[:-1], 0.0)])
     gaps[begins] = 0.0
     generated = group.requests.generated[rows].astype(np.float64)
-    away, tokens = (
-        np.add.reduceat(values, begins) if len(rows) else values for values in (gaps, generated)
-    )
+    away, tokens = (np.add.reduceat(values, begins) for values in (gaps, generated))
     return SessionTimes((last[stops - 1] - arrival[begins])[whole], away[whole], tokens[whole])
 
 

@@ -310,7 +310,8 @@ class Recent(EvictionPolicy):
 def test_the_path_of_lru_is_the_path_of_all(case: Simulation) -> None:
     """Pins, swaps, tiers, groups of sequences: bundles and ranks evict alike."""
     (server,) = case.servers
-    assume(server.memory in ("prefix", "tiered", "radix"))
+    # SGLang's batching renews the paths of waiting requests under LRU alone.
+    assume(server.memory in ("prefix", "tiered"))
     with_lru, ranked = (
         replace(case, servers=(replace(server, eviction=eviction),))
         for eviction in ("lru", f"{__name__}.Recent")
