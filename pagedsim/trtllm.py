@@ -40,15 +40,14 @@ class TensorRTLLM(Unified):
             "batch_wait_max_tokens_ratio", batch_wait_max_tokens_ratio, 0, high=1
         )
         self._waited = 0  # steps in which prompts that could start have waited for others
-        self._waited_in = -1  # the last of them
 
     def closed(self, plan: StepPlan) -> int | None:
         # Whether prompts fit, and which, may change with each step: all are planned.
-        return 0 if self._waited_in == plan.number else None
+        return 0 if self.wait_steps and plan.waiting else None
 
     def _serve_waiting(self, queues: Queues, plan: StepPlan, budget: int) -> None:
         if self.wait_steps and self._waits(queues, budget):
-            self._waited, self._waited_in = self._waited + 1, plan.number
+            self._waited += 1
         else:
             super()._serve_waiting(queues, plan, budget)
 

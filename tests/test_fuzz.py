@@ -84,6 +84,10 @@ ONCE_DIFFERENT = {
         ),
         fleet=Fleet("round_robin", ("both",)),
     ),
+    "prompts that wait for others, which the policy does not admit then": Simulation(
+        (Server("prefix", 18, 1, "trtllm", "past_future", of="fcfs", max_seqs=2, max_wait=3),),
+        (job(1, 6), Job(1, 1, stream=0, limited=True), job(1, 4), ONE),
+    ),
     "a seat that comes free when the last step of a request begins": Simulation(
         (WIDE, replace(WIDE, memory="prefix"), WIDE, WIDE),
         (

@@ -320,6 +320,10 @@ def lives(ledger: Ledger, parts: Parts) -> list[Life]:
         life.preemptions, life.swapped = ledger.preemptions[life.id], ledger.swaps[life.id]
         if life.attempt is not ledger.departures[life.id].request:
             life.begins_again()
+    if (turns := parts.workload.turns) is not None:  # a session that was cut off counts as none
+        cut = {turns.session[row] for row in range(len(turns)) if row not in known}
+        for life in known.values():
+            life.session = None if turns.session[int(life.id)] in cut else life.session
     columns = RUNS[0].request_columns(list(known))
     if "came_from" in columns:
         for life, source in zip(known.values(), columns["came_from"].to_pylist(), strict=True):
