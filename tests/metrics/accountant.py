@@ -109,7 +109,7 @@ def of_sessions(books: Books, group: Group) -> dict[str, Any]:
     """Of the sessions all of whose requests finished."""
     members = defaultdict(list)
     for life in group:
-        if life.session is not None:
+        if life.session:  # neither none nor one that was cut off
             members[life.session].append(life)
     done = [some for some in members.values() if all(life.state == "finished" for life in some)]
     lasted = [max(o.tokens[-1] for o in some) - min(o.arrival for o in some) for some in done]

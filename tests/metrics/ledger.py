@@ -52,6 +52,10 @@ class Departure(NamedTuple):
     state: str
 
 
+CUT = ""
+"""The session of requests of which not all were sent, which counts as none."""
+
+
 @dataclass
 class Life:
     """What became of one request."""
@@ -320,10 +324,10 @@ def lives(ledger: Ledger, parts: Parts) -> list[Life]:
         life.preemptions, life.swapped = ledger.preemptions[life.id], ledger.swaps[life.id]
         if life.attempt is not ledger.departures[life.id].request:
             life.begins_again()
-    if (turns := parts.workload.turns) is not None:  # a session that was cut off counts as none
+    if (turns := parts.workload.turns) is not None:
         cut = {turns.session[row] for row in range(len(turns)) if row not in known}
         for life in known.values():
-            life.session = None if turns.session[int(life.id)] in cut else life.session
+            life.session = CUT if turns.session[int(life.id)] in cut else life.session
     columns = RUNS[0].request_columns(list(known))
     if "came_from" in columns:
         for life, source in zip(known.values(), columns["came_from"].to_pylist(), strict=True):
