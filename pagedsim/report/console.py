@@ -101,7 +101,8 @@ def listings(listing: Listing, width: int, names: int = 1) -> Iterator[Table]:
     columns = [_Column.of(listing, number) for number in range(len(listing.head))]
     widths = [column.least + _GAP for column in columns]
     title = listing.title
-    for some in _fitting(widths[names:], width + _GAP - sum(widths[:names])):
+    # Rich before 14.3 pads the edges of a table in which columns have a least width.
+    for some in _fitting(widths[names:], width - sum(widths[:names])):
         yield _listing([*columns[:names], *(columns[names + number] for number in some)], title)
         title = ""
 
