@@ -217,6 +217,7 @@ class CostModel(ABC):
         return ModelledPrices(self)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class ModelledPrices:
     """Preemption prices from a cost model: swapping costs both directions."""
 
