@@ -51,8 +51,7 @@ class ReplicaView:
 
     @property
     def waiting(self) -> int:
-        scheduler = self._replica.scheduler
-        return len(scheduler.waiting) + len(scheduler.holding) + len(self._replica.incoming)
+        return self._replica.scheduler.num_waiting + len(self._replica.incoming)
 
     @property
     def running(self) -> int:

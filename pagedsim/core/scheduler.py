@@ -169,10 +169,15 @@ class Scheduler:
         return self.queues.in_flight
 
     @property
+    def num_waiting(self) -> int:
+        """Requests that wait, with blocks or without."""
+        return len(self.waiting) + len(self.holding)
+
+    @property
     def runnable(self) -> bool:
         """Whether any request is waiting, holding, swapped, or running and not at its end."""
         idle = len(self.running) == len(self.queues.leaving)
-        return bool(not idle or self.waiting or self.swapped or len(self.holding))
+        return bool(not idle or self.num_waiting or self.swapped)
 
     @property
     def transferring(self) -> bool:
@@ -364,7 +369,7 @@ class Scheduler:
             queues.refuse_mixed_ranks()
             raise
         memory = self.memory
-        plan._waiting, plan._running = len(self.waiting) + len(self.holding), len(self.running)
+        plan._waiting, plan._running = self.num_waiting, len(self.running)
         plan._swapped = len(self.swapped)
         plan._used_blocks, plan._shared_blocks = memory.total - memory.free, memory.shared
         if memory.cpu_total:

@@ -229,11 +229,7 @@ class Exporter(Collector):
         swapped = 1 - memory.cpu_free / memory.cpu_total if memory.cpu_total else 0.0
         for name, text, value in (
             ("num_requests_running", "Requests in the batch.", len(scheduler.running)),
-            (
-                "num_requests_waiting",
-                "Requests that wait.",
-                len(scheduler.waiting) + len(scheduler.holding),
-            ),
+            ("num_requests_waiting", "Requests that wait.", scheduler.num_waiting),
             ("num_requests_swapped", "Requests swapped out.", len(scheduler.swapped)),
             ("kv_cache_usage_perc", "Share of blocks in use; 1: all.", memory.used / memory.total),
             ("cpu_cache_usage_perc", "Share of CPU blocks in use; 1: all.", swapped),

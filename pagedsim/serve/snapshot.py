@@ -117,7 +117,7 @@ class RollingStats:
 
     @staticmethod
     def _stands(second: Second, scheduler: Scheduler) -> None:
-        second.running, second.waiting = len(scheduler.running), _waiting(scheduler)
+        second.running, second.waiting = len(scheduler.running), scheduler.num_waiting
         second.swapped, second.used = len(scheduler.swapped), scheduler.memory.used
 
     # -- queries ---------------------------------------------------------------------------------
@@ -322,11 +322,6 @@ def _row(request: Request) -> Plain:
 def _held(request: Request) -> int:
     tables = request.tables or request.cpu_tables
     return len(tables[0]) if len(tables) == 1 else len(set(chain.from_iterable(tables)))
-
-
-def _waiting(scheduler: Scheduler) -> int:
-    """Requests that wait, with blocks or without."""
-    return len(scheduler.waiting) + len(scheduler.holding)
 
 
 def _watched(scheduler: Scheduler, name: str) -> Plain:
