@@ -122,15 +122,8 @@ class HiCache(RadixMemory):
         return sum(len(node.keys) for node in self._host_only()) * self.block_size
 
     def host_tokens(self, request: Request, cached: int) -> int:
-        keys, node, done, on_host = self._findable(request), self.root, 0, 0
-        while done < len(keys) and (child := node.children.get(keys[done])):
-            common = common_pages(child.keys, keys, done)
-            done += common
-            on_host += 0 if child.pages else common
-            if common < len(child.keys):
-                break
-            node = child
-        return on_host * self.block_size
+        path = self._known_path(request)
+        return self.block_size * sum([common for node, common in path if not node.pages])
 
     def _host_only(self) -> list[Node]:
         """The nodes that the last match found on the host alone, the upper ones first."""

@@ -132,15 +132,20 @@ class RadixMemory(Memory):
     # -- the tree ----------------------------------------------------------------------------------
 
     def lookup(self, request: Request) -> Sequence[int]:
-        hit: list[int] = []
-        keys, node = self._findable(request), self.root
-        while len(hit) < len(keys) and (child := node.children.get(keys[len(hit)])):
-            common = common_pages(child.keys, keys, len(hit))
-            hit += child.pages[:common]
+        return [page for node, common in self._known_path(request) for page in node.pages[:common]]
+
+    def _known_path(self, request: Request) -> list[tuple[Node, int]]:
+        """The nodes that have the beginning of a request, and how many pages of each: no use."""
+        path: list[tuple[Node, int]] = []
+        keys, node, done = self._findable(request), self.root, 0
+        while done < len(keys) and (child := node.children.get(keys[done])):
+            common = common_pages(child.keys, keys, done)
+            path.append((child, common))
+            done += common
             if common < len(child.keys):
                 break
             node = child
-        return hit
+        return path
 
     def touch(self, request: Request) -> Sequence[int]:
         return self._match(self._findable(request))[1]
