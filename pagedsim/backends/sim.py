@@ -33,7 +33,7 @@ from pagedsim.sim.beams import TURNOVER, Beams
 from pagedsim.sim.capacity import sized
 from pagedsim.sim.copies import CopyTimes
 from pagedsim.sim.cost import CostModel, Decodes
-from pagedsim.sim.cost.base import BUS_EFFICIENCY, refuse_attributes
+from pagedsim.sim.cost.base import refuse_attributes
 from pagedsim.sim.cost.work import total_work
 from pagedsim.sim.power import EnergyRoofline
 from pagedsim.sim.replica import Replica
@@ -76,7 +76,7 @@ class Simulation(BackendRun):
             "tiers": tiers,
         }
         if self.scheduler.offloads:
-            copies = CopyTimes.of(replica, getattr(cost, "bus_efficiency", BUS_EFFICIENCY))
+            copies = CopyTimes.of(replica, cost.bus_efficiency)
             self.settings["transfers"] = Transfers(copies, replica.model.layers)
         """The arguments of a `Server` beside its scheduler and its costs."""
 

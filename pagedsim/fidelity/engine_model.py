@@ -16,7 +16,6 @@ from pagedsim.metrics.recorder import Recorder
 from pagedsim.server import ServerSpec
 from pagedsim.sim.copies import CopyTimes
 from pagedsim.sim.cost import Fitted
-from pagedsim.sim.cost.base import BUS_EFFICIENCY
 from pagedsim.sim.hardware import Hardware
 from pagedsim.sim.huggingface import read_shape
 from pagedsim.sim.model import ModelShape
@@ -64,7 +63,8 @@ class ModelledEngine(BackendRun):
     def run(self, workload: Workload, recorder: Recorder) -> None:
         settings: Settings = {"overlap": self._overlap}
         if self.scheduler.queues.connector is not None:
-            settings["transfers"] = Transfers(CopyTimes.of(self._cost.replica, BUS_EFFICIENCY))
+            copies = CopyTimes.of(self._cost.replica, self._cost.bus_efficiency)
+            settings["transfers"] = Transfers(copies)
         simulate(self.scheduler, workload, self._cost, recorder, **settings)
 
     def notices(self) -> list[str]:

@@ -274,6 +274,7 @@ CHECKED: Sequence[tuple[str, tuple[Any, ...], Mapping[str, str]]] = (
         },
     ),
     ("must be a number from 0 to 1e+09", WRONG[:8], {"cost": "server_seconds"}),
+    ("must be a number above 0, at most 1", (*WRONG[:8], 0, 1.5), {"cost": "bus_efficiency"}),
     (
         "must be a number of at least 0.001",
         (nan, inf, 0, -1, 1e-9, True),

@@ -155,6 +155,9 @@ class CostModel(ABC):
     server_seconds = 0.0
     """Time of HTTP and tokenisation, before a request reaches the scheduler."""
 
+    bus_efficiency = BUS_EFFICIENCY
+    """The share of the bus's bandwidth that copies of KV blocks reach."""
+
     def __init__(self, replica: Replica | None = None) -> None:
         """`replica` has model and GPU; a run sets it after this where a class does not take it."""
         if replica is not None:
@@ -180,9 +183,10 @@ class CostModel(ABC):
     def swap_seconds(self, blocks: int) -> float:
         """Seconds to move `blocks` blocks over the bus, one way.
 
-        Default: their bytes at 80 % of the bandwidth of the GPU's bus, and its latency per copy.
+        Default: their bytes at `bus_efficiency` of the bandwidth of the GPU's bus, and its latency
+        per copy.
         """
-        return blocks * move_seconds(self._known_replica(), BUS_EFFICIENCY)
+        return blocks * move_seconds(self._known_replica(), self.bus_efficiency)
 
     def recompute_seconds(self, tokens: int) -> float:
         """Seconds to prefill `tokens` tokens of one request in a separate step.
@@ -240,6 +244,7 @@ def refuse_attributes(cost: Any) -> None:
     name = type(cost).__name__
     require_flag(f"{name}.by_totals", cost.by_totals)
     require_number(f"{name}.server_seconds", cost.server_seconds, 0.0, policy_validation.LONGEST)
+    require_number(f"{name}.bus_efficiency", cost.bus_efficiency, above=0, high=1)
     prices = cost.prices()
     for hook in ("swap_seconds", "recompute_seconds"):
         if not callable(getattr(prices, hook, None)):

@@ -121,6 +121,7 @@ class Decodes(CostModel):
     def __init__(self, whole: CostModel) -> None:
         self._whole = whole
         self.by_totals = whole.by_totals
+        self.bus_efficiency = whole.bus_efficiency
 
     @property
     def notices(self) -> list[str]:
