@@ -313,8 +313,8 @@ class RecordedCopies:
 
     def transferred(self, ended: Sequence[EndedCopy], waited: bool) -> None:
         jobs = (self._after if waited else self._with)[-1]
-        jobs += [one.job for one in ended]
-        self.failed += sum(one.error is not None for one in ended)
+        jobs += [copy.job for copy in ended]
+        self.failed += sum(copy.error is not None for copy in ended)
 
     def columns(self) -> dict[str, pa.Array]:
         """`transferred`: at the end of a step; `awaited`: in the pause after it."""

@@ -535,12 +535,12 @@ class LLMEngine:
         """Copies from and to the host tier have ended."""
         if not ended:
             return
-        if (error := next((one.error for one in ended if one.error), None)) is not None:
+        if (error := next((copy.error for copy in ended if copy.error), None)) is not None:
             self._warn_of_copy(error)
         if isinstance(self.observer, TransferObserver):
             self.observer.transferred(ended, waited)
-        failed = [one.job for one in ended if one.error]
-        self.scheduler.transferred([one.job for one in ended], self.end, failed)
+        failed = [copy.job for copy in ended if copy.error]
+        self.scheduler.transferred([copy.job for copy in ended], self.end, failed)
         self.stuck = False
 
     def _warn_of_copy(self, error: Exception) -> None:

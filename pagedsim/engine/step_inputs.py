@@ -90,10 +90,10 @@ class HostWork(NamedTuple):
         if not (plan._transfers or plan._flushed or ended):
             return None
         copies = []
-        for one in plan.transfers:
-            ends = one.blocks, one.places
-            pairs = zip(*(ends if one.direction is Direction.STORE else ends[::-1]), strict=True)
-            copies.append(HostCopy(one.job, one.direction, tuple(pairs)))
+        for transfer in plan.transfers:
+            stores, ends = transfer.direction is Direction.STORE, (transfer.blocks, transfer.places)
+            pairs = zip(*(ends if stores else ends[::-1]), strict=True)
+            copies.append(HostCopy(transfer.job, transfer.direction, tuple(pairs)))
         return cls(copies, plan.flushed, ended)
 
 

@@ -44,11 +44,13 @@ def _ids(requests: Iterable[Request]) -> str:
 
 def _jobs(plan: StepPlan, direction: Direction) -> str:
     """As in 3[5:0 6:1]: job 3 copies GPU block 5 from or to place 0 of the host, and 6 and 1."""
-    return " ".join(
-        f"{one.job}[{' '.join(f'{b}:{p}' for b, p in zip(one.blocks, one.places, strict=True))}]"
-        for one in plan.transfers
-        if one.direction is direction
-    )
+    jobs = []
+    for transfer in plan.transfers:
+        if transfer.direction is direction:
+            pairs = zip(transfer.blocks, transfer.places, strict=True)
+            moved = " ".join(f"{block}:{place}" for block, place in pairs)
+            jobs.append(f"{transfer.job}[{moved}]")
+    return " ".join(jobs)
 
 
 def _pairs(pairs: Iterable[tuple[int, int]]) -> str:

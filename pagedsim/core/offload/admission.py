@@ -109,5 +109,5 @@ class LoadingAdmission:
     def _claimed(self) -> int:
         """Blocks that prompts in progress still lack."""
         queues, memory = self._queues, self._memory
-        begun = (*queues.prefilling, *queues.holding, *self._holding)
-        return sum([memory.blocks_needed(request, span(request)) for request in begun])
+        unfinished = (*queues.prefilling, *queues.holding, *self._holding)
+        return sum([memory.blocks_needed(request, span(request)) for request in unfinished])

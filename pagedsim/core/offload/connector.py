@@ -237,7 +237,7 @@ class OffloadConnector:
             if (request._prompt_len + request.sampled_count - 1) % self.block_size == 0
             and request in self._running
         ]
-        for request in sorted(full, key=lambda one: one._seat):
+        for request in sorted(full, key=lambda request: request._seat):
             self._memory.filled(request, request._prompt_len + request.sampled_count - 1)
 
     def uneventful(self, plan: StepPlan, limit: int, waiting: int) -> int:
@@ -302,12 +302,12 @@ class OffloadConnector:
         """Tokens of a request behind its `cached` ones that the host tier has, for routers."""
         first = cached // self.chunk_size
         names = self._names(request, self._known(request) // self.chunk_size)[first:]
-        there = 0
+        ready = 0
         for key in names:
             if (chunk := self.host.chunks.get(key)) is None or chunk.readers == WRITING:
                 break
-            there += 1
-        return max((first + there) * self.chunk_size - cached, 0)
+            ready += 1
+        return max((first + ready) * self.chunk_size - cached, 0)
 
     def _known(self, request: Request) -> int:
         """Its tokens whose ids are known when the step is planned."""
@@ -563,7 +563,7 @@ class OffloadConnector:
                     self.host.drop(chunk)
             del account.jobs[number]
             self._forget_if_done(account)
-        for placeholder in sorted(freed, key=lambda one: (isinstance(one._id, str), one._id)):
+        for placeholder in sorted(freed, key=lambda kept: (isinstance(kept._id, str), kept._id)):
             self._memory.release(placeholder)
         return unloaded
 
