@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pagedsim.core import Scheduler, StepPlan
-from pagedsim.core.offload import ARC, LowerTier, OffloadConnector
+from pagedsim.core.offload import ARC, OffloadConnector
 from pagedsim.core.transfers import Direction, Transfer
+from tests.conformance.lower_tier import ConstantTier
 
 
 def make_connector(config: dict[str, Any]) -> OffloadConnector:
@@ -25,10 +26,10 @@ def make_connector(config: dict[str, Any]) -> OffloadConnector:
     )
 
 
-def _tier(tier: dict[str, Any]) -> LowerTier:
+def _tier(tier: dict[str, Any]) -> ConstantTier:
     if tier["kind"] == "example":
-        return LowerTier(at_once=True)
-    return LowerTier(tier["store_steps"], tier["load_steps"], tier["lookup_steps"])
+        return ConstantTier(at_once=True)
+    return ConstantTier(tier["store_steps"], tier["load_steps"], tier["lookup_steps"])
 
 
 @dataclass

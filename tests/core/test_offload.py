@@ -22,9 +22,10 @@ from pagedsim.core import (
     Unified,
 )
 from pagedsim.core.batching import PrefillFirst
-from pagedsim.core.offload import LowerTier, OffloadConnector, VLLMOffload
+from pagedsim.core.offload import OffloadConnector, VLLMOffload
 from pagedsim.core.transfers import Direction, Transfer
 from pagedsim.policies.preemption import Swap
+from tests.conformance.lower_tier import ConstantTier
 
 SIZE = 4
 """Tokens of a block."""
@@ -163,7 +164,7 @@ def test_what_is_loaded_is_what_was_computed(paged: bool, how: dict[str, object]
 
 
 def test_tiers_below_give_back_what_the_host_tier_has_lost() -> None:
-    sut = scheduler(chunks=6, tiers=[LowerTier(store=2, load=1, lookup=1)])
+    sut = scheduler(chunks=6, tiers=[ConstantTier(store=2, load=1, lookup=1)])
     text, promoted = [7] * 24, 0
     for name, prompt in enumerate((text, [8] * 24, text)):
         sut.add(Request(name, prompt), name, output_len=1)
@@ -301,7 +302,7 @@ def test_settings_that_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"gib=0: must hold a chunk, which takes 0\.00"):
         VLLMOffload(gib=0).sized(16, 1e6)
     with pytest.raises(ConfigError, match="store_threshold=2: must be 0 or 1 with tiers"):
-        OffloadConnector(4, store_threshold=2, tiers=[LowerTier()])
+        OffloadConnector(4, store_threshold=2, tiers=[ConstantTier()])
     few = VLLMOffload(store_threshold=2, tracked_chunks=3)
     assert "has 4 chunks" in (few.note(16, 64) or "")
     assert few.note(16, 48) is None and replace(few, store_threshold=1).note(16, 64) is None

@@ -16,7 +16,7 @@ from pagedsim.core import (
     StepPlan,
     Unified,
 )
-from pagedsim.core.offload import LowerTier, OffloadConnector
+from pagedsim.core.offload import OffloadConnector
 from pagedsim.core.transfers import Direction, Transfer
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.sglang import HiCache, SGLang
@@ -25,6 +25,7 @@ from pagedsim.sim.environment import Environment
 from pagedsim.sim.server import Server
 from pagedsim.sim.simulate import simulate
 from pagedsim.sim.transfers import Transfers
+from tests.conformance.lower_tier import ConstantTier
 from tests.sim.harness import Constant, Jobs
 
 
@@ -121,7 +122,7 @@ def test_what_the_gpu_has_lost_is_loaded(ahead: bool) -> None:
 def test_a_server_without_times_for_them_is_refused() -> None:
     for connector, transfers in (
         (OffloadConnector(4), None),
-        (OffloadConnector(4, tiers=[LowerTier()]), Transfers(Even())),
+        (OffloadConnector(4, tiers=[ConstantTier()]), Transfers(Even())),
     ):
         scheduler = Scheduler(memory=PagedMemory(8, 4), batching=Unified(), connector=connector)
         with pytest.raises(ConfigError, match="offload: a simulated server needs transfers"):

@@ -84,7 +84,7 @@ class LowerTiers:
             for account, chunks in accounts.items():
                 moved = self._begin(number, account, chunks, True)
                 step.promotions.append(moved)
-                self.tiers[number].load(moved.job, moved.keys, now)
+                self.tiers[number].load(moved.job, chunks, now)
         self._promised.clear()
 
     def cascade(self, account: Account, chunks: Sequence[HostChunk], now: float) -> Sequence[Moved]:
@@ -95,7 +95,7 @@ class LowerTiers:
                 self._host.pin(chunk)
             moved = self._begin(number, account, chunks, False)
             jobs.append(moved)
-            tier.store(moved.job, moved.keys, now)
+            tier.store(moved.job, chunks, now)
         return jobs
 
     def _begin(self, tier: int, account: Account, chunks: Sequence[HostChunk], up: bool) -> Moved:
