@@ -47,6 +47,7 @@ class Totals(NamedTuple):
 _PAIRS = Totals._fields.index("pair")
 
 
+@mypyc_attr(serializable=True)  # cost models are copied
 class Busiest:
     """The load of the busiest GPU under expert parallelism.
 
