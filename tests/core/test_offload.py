@@ -37,6 +37,7 @@ def scheduler(
     ahead: bool = False,
     seqs: int = 4,
     chunks: int = 12,
+    budget: int = 24,
     **how: object,
 ) -> Scheduler:
     settings: dict[str, object] = {"prompt_only": False} | how
@@ -44,7 +45,7 @@ def scheduler(
         memory=memory or PrefixMemory(16, SIZE),
         batching=Unified(),
         max_seqs=seqs,
-        max_batched_tokens=24,
+        max_batched_tokens=budget,
         async_scheduling=ahead,
         connector=OffloadConnector(chunks, **settings),  # type: ignore[arg-type]
     )
@@ -178,6 +179,53 @@ def test_tiers_below_give_back_what_the_host_tier_has_lost() -> None:
             sut.check()
         sut.memory.forget()
     assert not sut.unfinished and promoted == 1
+
+
+# By step: the texts of a prompt's blocks, and the length of its answer.
+ALONE = {0: ("ab", 1), 5: ("xy", 1), 12: ("ab", 1)}
+AMONG_OTHERS = {0: ("abc", 3), 3: ("xy", 5), 11: ("abc", 3), 12: ("z", 5)}
+
+
+@pytest.mark.parametrize(
+    ("chunks", "eviction", "workload", "ends"),
+    [
+        (1, "lru", ALONE, False),  # a prompt with more chunks than the tier
+        (1, "arc", ALONE, False),
+        (3, "lru", AMONG_OTHERS, False),  # the last one ends with younger chunks than the third has
+        (3, "arc", AMONG_OTHERS, True),
+    ],
+)
+@pytest.mark.parametrize("protect", [False, True])
+def test_promotions_evict_one_another_for_ever_unless_they_are_protected(
+    chunks: int, eviction: str, workload: dict[int, tuple[str, int]], ends: bool, protect: bool
+) -> None:
+    tiers = [ConstantTier()]
+    memory, budget = PrefixMemory(chunks + 1, SIZE), 24
+    if workload is ALONE:
+        memory, budget = PrefixMemory(3, SIZE), SIZE
+    sut = scheduler(
+        memory,
+        chunks=chunks,
+        budget=budget,
+        prompt_only=True,
+        eviction=eviction,
+        tiers=tiers,
+        protect_promoted=protect,
+    )
+    promoted = 0
+    for step in range(100):
+        if step in workload:
+            text, answer = workload[step]
+            prompt = [ord(block) for block in text for _ in range(SIZE)]
+            sut.add(Request(step, [*prompt, step]), step, output_len=answer)
+        plan = sut.plan(step)
+        promoted += sum(len(job.keys) for job in connector(sut).step.promotions)
+        sampled = [*plan.decodes, *(c.request for c in plan.chunks if c.samples)]
+        sut.commit(plan, step, {request.id: 1 for request in sampled})
+        sut.transferred([job.job for job in plan.transfers], step)
+        sut.check()
+    assert sut.unfinished == 1 - (ends or protect)
+    assert promoted <= 4 if ends or protect else promoted > 80
 
 
 def load_in_flight(ahead: bool = False) -> tuple[Scheduler, Request, Transfer]:

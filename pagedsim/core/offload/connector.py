@@ -72,13 +72,15 @@ class OffloadConnector:
         prompt_only: object = True,
         sync_tokens: SupportsIndex = 0,
         tiers: Sequence[LowerTier] = (),
+        protect_promoted: object = False,
     ) -> None:
         """`chunks` is the capacity of the host tier, in chunks of `blocks_per_chunk` GPU blocks.
 
         A chunk is stored at its offer number `store_threshold`, or at once below 2; offers of
         `tracked_chunks` chunks are counted. `prompt_only`: what requests generate is not stored. A
         step waits for loads of `sync_tokens` tokens in all, and computes with them; the others are
-        waited for by their requests alone. `tiers` are below the host tier.
+        waited for by their requests alone. `tiers` are below the host tier; `protect_promoted`:
+        what came up from them is not evicted for more of it before its request has been loaded.
         """
         capacity = require_whole("chunks", chunks, 1)
         self.blocks_per_chunk = require_whole("blocks_per_chunk", blocks_per_chunk, 1)
@@ -86,6 +88,7 @@ class OffloadConnector:
         tracked = require_whole("tracked_chunks", tracked_chunks, 1)
         self.prompt_only = require_flag("prompt_only", prompt_only)
         self.sync_tokens = require_whole("sync_tokens", sync_tokens, 0)
+        self._protecting = require_flag("protect_promoted", protect_promoted)
         if isinstance(eviction, str):
             if eviction not in ORDERS:
                 raise unknown("eviction", eviction, tuple(ORDERS))
@@ -105,7 +108,7 @@ class OffloadConnector:
         self.host: HostTier = self._make_host()
         for tier in self._tiers:
             tier.clear()
-        self.lower = LowerTiers(self._tiers, self.host)
+        self.lower = LowerTiers(self._tiers, self.host, self._protecting)
         self.jobs: dict[int, Job] = {}
         self.loaders: dict[Request, bool] = {}
         """Requests that have not been scheduled since their load began: whether it has ended."""
@@ -358,6 +361,7 @@ class OffloadConnector:
         if request._num_seqs > 1:
             return
         account = self._account(request)
+        self.lower.read(account)
         first, end = account.hit // self.chunk_size, (account.hit + tokens) // self.chunk_size
         names = self._names(request, end)[first:] if tokens else []
         self._note_sources(account, names, first)
@@ -485,6 +489,7 @@ class OffloadConnector:
     def leave(self, request: Request, finished: bool, computed: int) -> None:
         """A request ends, or leaves with so many tokens computed; its memory is freed next."""
         account = self._accounts.pop(request, None) or Account(request)
+        self.lower.read(account)
         arrived = self.loaders.pop(request, None)
         if request._num_seqs == 1 and request._state is State.RUNNING and request._tables:
             account.table = list(request._tables[0])

@@ -101,10 +101,15 @@ class HostTier:
         keys = sorted(account.accessed, key=account.accessed.__getitem__, reverse=True)
         self.order.finish([self.chunks[key] for key in keys if key in self.chunks], account)
 
-    def offer(self, offered: Mapping[Hashable, int], by: Account) -> Sequence[HostChunk] | None:
+    def offer(
+        self,
+        offered: Mapping[Hashable, int],
+        by: Account,
+        protected: Mapping[Hashable, None] | None = None,
+    ) -> Sequence[HostChunk] | None:
         """Insert those of a request's chunks that are to be stored, with their places in it.
 
-        All of them or none: None if there is no room.
+        All of them or none: None if there is no room without those offered and those `protected`.
         """
         if self._tracker is not None:
             self._tracker.count(offered)
@@ -116,7 +121,7 @@ class HostTier:
         ready = [key for key in offered if key in chunks and chunks[key].readers != WRITING]
         used = {*wanted, *ready}
         self.access({key: at for key, at in offered.items() if key in used}, ready, by)
-        if not self._make_room(len(wanted), offered):
+        if not self._make_room(len(wanted), protected or offered):
             return None
         by.inserted.update(wanted)
         return [self._insert(key, by) for key in wanted]
@@ -130,7 +135,7 @@ class HostTier:
         self.held_back += len(absent) - len(often)
         return often
 
-    def _make_room(self, count: int, protected: Mapping[Hashable, int]) -> bool:
+    def _make_room(self, count: int, protected: Collection[Hashable]) -> bool:
         lacking = count - (self.capacity - len(self.chunks)) if count else 0
         if lacking <= 0:
             return True

@@ -28,9 +28,12 @@ class LowerTiers:
     alone have gets a place in the host tier as soon as it is looked up, and is copied there (a
     *promotion*); so a request that is looked up again finds it some steps later."""
 
-    def __init__(self, tiers: Sequence[LowerTier], host: HostTier) -> None:
+    def __init__(self, tiers: Sequence[LowerTier], host: HostTier, protecting: bool) -> None:
+        """`protecting`: no promotion evicts what another was for, before it has been read."""
         self.tiers = tiers
         self.jobs: dict[int, TierJob] = {}
+        self._protecting = protecting
+        self._unread: dict[Hashable, None] = {}
         self._host = host
         self._number = 0  # of the next job
         self._collected = False  # whether jobs have been collected in this step
@@ -53,13 +56,22 @@ class LowerTiers:
             if found is None:
                 unknown = True
             elif found:
-                chunks = self._host.offer({key: place}, account)
+                chunks = self._host.offer({key: place}, account, self._unread)
                 if not chunks:
                     return MISS
                 account.lower[key] = number
+                if self._protecting:
+                    self._unread[key] = None
                 self._promised.setdefault(number, {}).setdefault(account, []).extend(chunks)
                 return PROMOTED
         return UNKNOWN if unknown else MISS
+
+    def read(self, account: Account) -> None:
+        """A request needs what was promoted for it no more: it is loaded from now on, or computed,
+        or the request is gone."""
+        if self._unread:
+            for key in account.lower:
+                self._unread.pop(key, None)
 
     def collect_once(self, now: float, step: OffloadStep) -> None:
         """Collect jobs, if that has not been done in this step."""
