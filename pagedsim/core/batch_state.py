@@ -427,6 +427,7 @@ class BatchState:
     def _computed(self, request: Request, chunk: Chunk) -> None:
         """Advance a request by a computed chunk; after its last one it begins to decode."""
         end = chunk.context
+        request._prefill_tokens += chunk._length
         if request._computed_before:
             again = min(request._computed_before, end) - max(chunk._start, request._computed_from)
             request._recomputed_tokens += max(again, 0)

@@ -385,6 +385,7 @@ class Queues(BatchState):
     def unhold(self, request: Request) -> None:
         """A holding request waits again: what it was to load is not there."""
         self.holding.remove(request)
+        request._found = 0
         request._lose()
         self.memory.release(request)
         request._state = State.WAITING
@@ -395,6 +396,7 @@ class Queues(BatchState):
         self.memory.filled(request, request._prefilled)
         if request._prefilled == request.num_tokens:
             request._prefilled -= 1  # or there would be nothing to sample from
+            request._found -= 1
 
     def join(self, plan: StepPlan, count: int) -> None:
         """Admit the head of holding; it computes `count` tokens after those that it has."""

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from enum import Enum
 from numbers import Integral
 from types import MappingProxyType
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.decode_clock import DecodeEntry
@@ -61,6 +61,18 @@ class State(Enum):
 _NEW: Final = State.NEW
 
 
+class Hits(NamedTuple):
+    """Tokens that need no computing, by where they are found."""
+
+    gpu: int
+    host: int
+    storage: int
+    """Any tier below the host."""
+
+
+NO_HITS: Final = Hits(0, 0, 0)
+
+
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Request(DecodeEntry):
     """One request, seen the same by policies, by both executors and by the metrics.
@@ -92,14 +104,17 @@ class Request(DecodeEntry):
         "_found",
         "_hashed_by",
         "_hashes",
+        "_hits",
         "_id",
         "_key",
+        "_loaded",
         "_mark",
         "_order",
         "_outputs",
         "_params",
         "_predicted_len",
         "_preemptions",
+        "_prefill_tokens",
         "_priority",
         "_prompt",
         "_rebuilt",
@@ -110,6 +125,7 @@ class Request(DecodeEntry):
         "_session",
         "_split_at",
         "_state",
+        "_stored",
         "_swapped_blocks",
         "_tables",
         "_turn",
@@ -175,6 +191,10 @@ class Request(DecodeEntry):
         # Positions of a sequence that it had computed before it lost its memory.
         self._computed_from = self._computed_before = 0
         self._found = 0  # tokens that the prefix cache had when it was admitted last
+        self._loaded = 0  # of these, those that were below the GPU
+        self._stored = 0  # and of these, at most so many below the host
+        self._hits = NO_HITS  # of the admissions whose memory it has lost
+        self._prefill_tokens = 0
         self._decoded_from = 0  # where the decodes begin whose keys and values are in memory
         self._swapped_blocks = 0
         self._cached_tokens = 0
@@ -298,6 +318,21 @@ class Request(DecodeEntry):
         return self._cached_tokens
 
     @property
+    def hits(self) -> Hits:
+        """Tokens that its admissions have found, by where they were; it is admitted again after
+        each preemption that loses its memory."""
+        loaded = min(self._loaded, self._found)
+        stored = min(self._stored, loaded)
+        gpu, host, storage = self._hits
+        return Hits(gpu + self._found - loaded, host + loaded - stored, storage + stored)
+
+    @property
+    def prefill_tokens(self) -> int:
+        """Tokens that were computed of its prompt, and again after preemptions: what it needed in
+        memory before it could decode and was not among its `hits`."""
+        return self._prefill_tokens
+
+    @property
     def tables(self) -> list[list[int]]:
         """Its blocks on the GPU, a list for each sequence: a copy."""
         return list(map(list, self._tables))
@@ -345,20 +380,21 @@ class Request(DecodeEntry):
         )
         fresh._preemptions, fresh._swapped_blocks = self.preemptions, self.swapped_blocks
         self._lose()
+        fresh._hits, fresh._prefill_tokens = self._hits, self._prefill_tokens
         fresh._recomputed_tokens, fresh._decoded_from = self._recomputed_tokens, self._decoded_from
         fresh._computed_from, fresh._computed_before = self._computed_from, self._computed_before
         return fresh
 
     def _lose(self) -> None:
         """Note how far it was computed, and reset its progress: nothing of it is in memory."""
-        self._recomputed_tokens = self.recomputed_tokens
+        self._recomputed_tokens, self._hits = self.recomputed_tokens, self.hits
         if (computed := self.computed) > self._found:
             # What it found a second time beyond all that it had computed counts as computed.
             before = self._computed_before
             self._computed_from = min(self._computed_from, self._found) if before else self._found
             self._computed_before = max(before, computed)
         self._decoded_from = self._computed_before  # none of its decodes is in memory
-        self._prefilled = self._rebuilt = self._found = 0
+        self._prefilled = self._rebuilt = self._found = self._loaded = self._stored = 0
 
     def tokens(self, start: int, end: int) -> tuple[Hashable, ...]:
         """The tokens in [start, end) of its first sequence, as far as they are known."""

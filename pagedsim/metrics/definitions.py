@@ -210,6 +210,31 @@ def hit_rate(group: RequestGroup) -> float:
     return ratio(group.total("cached_tokens"), float(prompts))
 
 
+@METRICS.group("GPU hits", "count", MORE)
+def gpu_hit_tokens(group: RequestGroup) -> float:
+    """Tokens found in the GPU's prefix cache at any admission: with the hits below it and prefilled
+    tokens, all that requests needed before they could decode, again after preemptions."""
+    return group.total("gpu_hit_tokens")
+
+
+@METRICS.group("Host hits", "count", NEITHER)
+def host_hit_tokens(group: RequestGroup) -> float:
+    """Tokens that were found in the host tier and loaded, at any admission."""
+    return group.total("host_hit_tokens")
+
+
+@METRICS.group("Storage hits", "count", NEITHER)
+def storage_hit_tokens(group: RequestGroup) -> float:
+    """Tokens that were found below the host tier and loaded, at any admission."""
+    return group.total("storage_hit_tokens")
+
+
+@METRICS.group("Prefilled tokens", "count", LESS)
+def prefill_tokens(group: RequestGroup) -> float:
+    """Tokens of prompts that were computed, and after preemptions those of answers, too."""
+    return group.total("prefill_tokens")
+
+
 @METRICS.run("Loaded tokens", "count", NEITHER)
 def loaded_tokens(run: RunTables) -> int | None:
     """Tokens that were found in the tiers below the GPU and loaded; again where a request that

@@ -222,6 +222,8 @@ _EVENTS = (
 _FIRST = "first"
 """Column of the first step of each row."""
 _EACH_ROW = ("start", "step", "decode_seqs", "decode_context", "waiting", "running")
+SOURCES = ("gpu_hit_tokens", "host_hit_tokens", "storage_hit_tokens", "prefill_tokens")
+"""Columns of requests: where the tokens came from that they needed before they could decode."""
 REQUEST_COLUMNS: Mapping[str, type[np.generic]] = {
     "priority": np.float64,
     "arrival": np.float64,
@@ -235,6 +237,7 @@ REQUEST_COLUMNS: Mapping[str, type[np.generic]] = {
     "recomputed_tokens": np.int64,
     "swapped_blocks": np.int64,
     "cached_tokens": np.int32,
+    **dict.fromkeys(SOURCES, np.int64),
 }
 
 
@@ -508,6 +511,8 @@ class Recorder(StepRecorder):
                 request.recomputed_tokens,
                 request._swapped_blocks,
                 request._cached_tokens,
+                *request.hits,
+                request._prefill_tokens,
             )
         )
         if len(rows) == PACKED:

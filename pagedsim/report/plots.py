@@ -26,6 +26,7 @@ from pagedsim.metrics.compare import (
     values_of,
 )
 from pagedsim.metrics.tables import Requests
+from pagedsim.report.caches import draw_sources, sources_of
 from pagedsim.report.figures import FigureSpec
 from pagedsim.report.gantt import ROWS, busiest, draw_gantt
 from pagedsim.report.load import draw_load, draw_service, tells_of_service
@@ -179,6 +180,19 @@ def load(study: Arms) -> FigureSpec:
         shown += ", as clients see it"
     caption = f"{shown}; seed {study.runs[0].seed}."
     return FigureSpec("Load", caption, partial(draw_load, study))
+
+
+@plot
+def sources(study: Arms) -> FigureSpec | None:
+    """Where the tokens came from that requests needed in memory."""
+    if not sources_of(study):
+        return None
+    return FigureSpec(
+        "Hits by source",
+        "Tokens that requests needed before they could decode, again after preemptions: found in "
+        "the prefix cache on the GPU or in a tier below it, or computed.",
+        partial(draw_sources, study),
+    )
 
 
 @plot

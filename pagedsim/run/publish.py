@@ -10,8 +10,9 @@ from typing import Any
 from pagedsim.core import PagedsimError
 from pagedsim.metrics.arms import DEFAULT_METRICS, FAIRNESS_METRICS, FLEET_METRICS, Arms, Run
 from pagedsim.metrics.catalogue import keys_of
-from pagedsim.metrics.compare import absent
+from pagedsim.metrics.compare import absent, value_of
 from pagedsim.metrics.files import COMPARISON, REPORT, RESULT, TIMELINE, write_json
+from pagedsim.metrics.recorder import SOURCES
 from pagedsim.metrics.result import Result
 from pagedsim.report import show, write
 from pagedsim.report.figures import FigureSpec
@@ -142,10 +143,11 @@ def _more_metrics(study: Study, runs: Runs, arms: Arms) -> Iterator[str]:
         yield from FAIRNESS_METRICS
     if not chosen and any("sessions_finished" in run.summary for run in runs.finished.values()):
         yield "session_time"
-    if any(run.replicas for run in arms.runs) and tuple(study.metrics) == DEFAULT_METRICS:
-        yield from FLEET_METRICS
-        if any(run.summary["hit_rate"] > 0 for run in arms.runs):
-            yield "hit_rate"
+    if not chosen:
+        yield from FLEET_METRICS if any(run.replicas for run in arms.runs) else ()
+        names = ("hit_rate", *SOURCES[:-1])
+        hits = [name for name in names if any(value_of(r.summary, name) > 0 for r in arms.runs)]
+        yield from hits[:1] if hits[2:] == [] else hits  # all hits are on the GPU
     if any("goodput_per_s" in run.summary for run in runs.finished.values()):
         yield from ("goodput_per_s", "slo_attainment") if several else ("goodput_per_s",)
 

@@ -312,6 +312,7 @@ class HiCache(RadixMemory):
         pages = self._take(count)
         load = Copy(end, pages, list(chain.from_iterable(node.host for node in nodes)))
         load.request, load.anchor = request, anchor
+        request._loaded = count * self.block_size
         self._hold(load, nodes if self.writes_back else ())
         done = 0
         for node in nodes:

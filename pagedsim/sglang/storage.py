@@ -356,7 +356,9 @@ class StoredHiCache(HiCache):
         self._host_free += fetch.blocks[:known]
         fetch.blocks = fetch.blocks[fetch.arrived :]
         self._retire(fetch.request)
-        return fetch.arrived - known
+        new = fetch.arrived - known
+        fetch.request._stored += new * self.block_size
+        return new
 
     def _graft(self, fetch: Prefetch) -> int:
         """Put the pages that have arrived below their anchor; returns how many of them the host has

@@ -36,7 +36,8 @@ class Machine:
         self.fetches: list[Prefetch] = []
         self.backups: list[tuple[Backup, Any]] = []
         self.read: dict[Prefetch, int] = {}  # pages of fetches that have been read
-        self.loaded = self.fetched = 0
+        self.loaded = self.fetched = 0  # tokens that were loaded, and a count of fetched pages
+        self.requests: list[Request] = []
 
     def page(self, page: int) -> tuple[tuple[int, ...], ...]:
         return tuple(self.gpu[page * self.size + place] for place in range(self.size))
@@ -53,7 +54,7 @@ class Machine:
                     for place, content in enumerate(self.host[block]):
                         self.gpu[page * self.size + place] = content
                 self.under_way.append((one, [self.host[block] for block in one.places]))
-                self.loaded += 1
+                self.loaded += len(one.blocks) * self.size
             elif one.job not in plan.flushed:
                 self.under_way.append((one, [*map(self.page, one.blocks)]))
 
@@ -139,7 +140,8 @@ def run(seed: int, memory: HiCache, **batching: Any) -> Machine:
             if len(prompt) < memory.total * page // 3:
                 told.append(prompt)
                 params = SamplingParams(temperature=0.0, max_tokens=random.randint(1, 12))
-                scheduler.add(Request(left, prompt, params, arrival=float(now)), now)
+                machine.requests.append(Request(left, prompt, params, arrival=float(now)))
+                scheduler.add(machine.requests[-1], now)
             left -= 1
         if jobs := machine.ended():
             scheduler.transferred(jobs, now)
@@ -154,6 +156,9 @@ def run(seed: int, memory: HiCache, **batching: Any) -> Machine:
             scheduler.abort(random.choice([*scheduler.requests]), now)
         scheduler.check()
         assert now < 20_000, "the server stands still"
+    hits = [one.hits for one in machine.requests]
+    assert sum(hit.host + hit.storage for hit in hits) == machine.loaded
+    assert (sum(hit.storage for hit in hits) > 0) == (machine.fetched > 0)
     return machine
 
 

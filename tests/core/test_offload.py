@@ -168,7 +168,8 @@ def test_tiers_below_give_back_what_the_host_tier_has_lost() -> None:
     sut = scheduler(chunks=6, tiers=[ConstantTier(store=2, load=1, lookup=1)])
     text, promoted = [7] * 24, 0
     for name, prompt in enumerate((text, [8] * 24, text)):
-        sut.add(Request(name, prompt), name, output_len=1)
+        request = Request(name, prompt)
+        sut.add(request, name, output_len=1)
         for step in range(60 * name, 60 * name + 60):
             plan = sut.plan(step)
             promoted += len(connector(sut).step.promotions)
@@ -179,6 +180,7 @@ def test_tiers_below_give_back_what_the_host_tier_has_lost() -> None:
             sut.check()
         sut.memory.forget()
     assert not sut.unfinished and promoted == 1
+    assert request.hits.storage and sum(request.hits) + request.prefill_tokens == 24
 
 
 # By step: the texts of a prompt's blocks, and the length of its answer.
@@ -253,6 +255,8 @@ def test_a_holding_request_owns_blocks_and_no_seat() -> None:
     plan = sut.plan(3)
     assert [(chunk.start, chunk.length) for chunk in plan.chunks] == [(16, 1)]
     assert plan.hits == ((request, 16),) and request.cached_tokens == 16
+    sut.commit(plan, 4, {"b": 1})
+    assert (request.hits, request.prefill_tokens) == ((0, 16, 0), 1)
 
 
 def test_blocks_of_an_aborted_load_stay_until_it_has_ended() -> None:
@@ -286,6 +290,7 @@ def test_a_request_whose_load_has_failed_computes_its_tokens() -> None:
     assert not connector(sut).host.chunks  # it would fail for others, too
     (chunk,) = sut.plan(3).chunks
     assert (chunk.start, chunk.length, request.cached_tokens) == (0, 17, 0)
+    assert request.hits == (0, 0, 0)
 
 
 @pytest.mark.parametrize("eviction", ["lru", "arc"])

@@ -310,6 +310,10 @@ def _request_row(books: Books, life: Life) -> dict[str, Any]:
         "recomputed_tokens": life.recomputed,
         "swapped_blocks": life.swapped,
         "cached_tokens": life.cached,
+        "gpu_hit_tokens": life.found,
+        "host_hit_tokens": 0,
+        "storage_hit_tokens": 0,
+        "prefill_tokens": life.prefilled,
         "service": life.service,
         "state": life.state,
     }

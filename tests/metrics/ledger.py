@@ -82,6 +82,9 @@ class Life:
     swapped: int = 0
     recomputed: int = 0
     cached: int = 0
+    found: int = 0
+    """Tokens that needed no computing, at all of its admissions."""
+    prefilled: int = 0
     computed: set[int] = field(default_factory=set)
     """Positions of a sequence whose keys and values were ever computed for it."""
 
@@ -136,6 +139,10 @@ class Ledger(StoppableRecorder):
         self.preemptions = Counter[RequestId]()
         self.swaps = Counter[RequestId]()
         """Blocks copied between GPU and CPU."""
+        self.found = Counter[RequestId]()
+        """Tokens that needed no computing, at all admissions of a request."""
+        self._planned: dict[Request, int] = {}
+        """Where what is planned of a request ends; of those that are not to be admitted anew."""
         self._left = stop_after
         LEDGERS.append(self)
 
@@ -188,9 +195,17 @@ class Ledger(StoppableRecorder):
         self.hits += [(request, plan.now, cached) for request, cached in plan.hits]
         moved = Counter[RequestId]()
         for cause in plan.preemptions:
+            if not cause.swapped:
+                self._planned.pop(cause.request, None)
             self.preemptions[cause.request.id] += 1
             there = set(chain(*cause.request.cpu_tables))
             moved[cause.request.id] += sum(cpu in there for _, cpu in plan.swap_out)
+        for chunk in plan.chunks:
+            end = self._planned.pop(chunk.request, None)
+            if end is None or (chunk.start < end and chunk.request.num_seqs == 1):
+                self.found[chunk.request.id] += chunk.start
+            if not chunk.samples:
+                self._planned[chunk.request] = chunk.context
         for request in plan.resumed:
             there = set(chain(*request.tables))
             moved[request.id] += sum(block in there for _, block in plan.swap_in)
@@ -302,6 +317,7 @@ def lives(ledger: Ledger, parts: Parts) -> list[Life]:
             known[request.id].begins(request, plan.now, cached)
         for chunk in plan.chunks:
             life = known[chunk.request.id]
+            life.prefilled += chunk.length
             life.computes(chunk.start, chunk.length)
             if chunk.samples and chunk.request not in lost:
                 del life.tokens[chunk.context - life.prompt :]
@@ -322,6 +338,7 @@ def lives(ledger: Ledger, parts: Parts) -> list[Life]:
             life.begins(request, now, cached)
     for life in known.values():
         life.preemptions, life.swapped = ledger.preemptions[life.id], ledger.swaps[life.id]
+        life.found = ledger.found[life.id]
         if life.attempt is not ledger.departures[life.id].request:
             life.begins_again()
     if (turns := parts.workload.turns) is not None:

@@ -15,7 +15,7 @@ from pagedsim.metrics.arms import Arms, Run
 from pagedsim.metrics.catalogue import keys_of
 from pagedsim.metrics.compare import estimate, finding, values_of
 from pagedsim.metrics.files import write_run
-from pagedsim.metrics.recorder import Recorder
+from pagedsim.metrics.recorder import SOURCES, Recorder
 from pagedsim.metrics.replica_columns import ReplicaFacts
 from pagedsim.metrics.result import Result
 from pagedsim.metrics.slo import Slo
@@ -36,6 +36,7 @@ _REQUEST: dict[str, Any] = {
     "recomputed_tokens": 0,
     "swapped_blocks": 0,
     "cached_tokens": 0,
+    **dict.fromkeys(SOURCES, 0),
     "state": "finished",
     "reason": "length",
 }

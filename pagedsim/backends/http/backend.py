@@ -21,6 +21,7 @@ from pagedsim.backends.http.results import benchmark, failures, lateness, notes
 from pagedsim.core import ConfigError, RequestId
 from pagedsim.core.errors import not_installed, require_number, require_whole, unknown
 from pagedsim.metrics.files import write_json
+from pagedsim.metrics.recorder import SOURCES
 from pagedsim.metrics.tables import TOKEN_TIMES
 from pagedsim.requirements import refuse_older
 from pagedsim.spec.run import RunSpec, Settings
@@ -171,7 +172,7 @@ class Sending(BackendRun):
     # -- what is known besides ---------------------------------------------------------------------
 
     def unknown(self) -> Sequence[str]:
-        columns = ("preemptions", "recomputed_tokens", "swapped_blocks")
+        columns = ("preemptions", "recomputed_tokens", "swapped_blocks", *SOURCES)
         return columns if self._tells_of_its_cache else (*columns, "cached_tokens")
 
     @property

@@ -396,6 +396,7 @@ class OffloadConnector:
             else:
                 lower[number] += tokens
         self.step.found.append(Found(account.request._id, account.hit, host, lower))
+        account.request._loaded, account.request._stored = host + sum(lower), sum(lower)
 
     def _places(self, chunks: Sequence[HostChunk]) -> list[int]:
         """The host blocks of chunks."""
@@ -505,7 +506,8 @@ class OffloadConnector:
         for number in account.jobs:
             self._fences.add(number, self._stored_from(self.jobs[number]))
         if arrived is not None:
-            request._prefilled = 0  # others find what it has loaded from its turn on, not before
+            # Others find what it has loaded from its turn on, not before.
+            request._prefilled = request._found = 0
         if arrived is False:
             (load,) = (
                 number for number in account.jobs if self.jobs[number].direction is Direction.LOAD
