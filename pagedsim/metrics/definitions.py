@@ -7,8 +7,8 @@ and `steps.py`.
 
 `output_tokens` are those of one sequence; token rates and service count all `sequences`. Latencies
 are of finished requests; rejected, aborted and unfinished ones are only counted. A metric without
-data is NaN. A session is finished when all its requests are; one with a rejected, aborted or
-unfinished request is not counted.
+data is NaN. A session is finished when all its requests are; one with a rejected, aborted, unsent
+or unfinished request is not counted.
 """
 
 from __future__ import annotations
@@ -480,7 +480,7 @@ def _divided(times: Floats, by: Floats) -> Floats:
 
 def _session_times(group: RequestGroup) -> SessionTimes | None:
     """The finished sessions; None if no request belongs to one."""
-    if (session := group.requests.session) is None:
+    if (session := group.run.session) is None:
         return None
     rows = np.flatnonzero(group.mask & (session >= 0))
     if not len(rows):

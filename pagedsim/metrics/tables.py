@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf
@@ -129,14 +129,6 @@ class Requests(Table):
             self._cache[key] = self.where(*key)
         return self._cache[key]
 
-    @cached_property
-    def session(self) -> NDArray[np.int64] | None:
-        """The session number of each request, -1 for none; None if there are no sessions."""
-        try:
-            return self.encoded("session")[1]
-        except KeyError:
-            return None
-
     def per_request(self, of: EachRequest) -> Floats:
         """One value per request, cached; NaN for unfinished requests."""
         if of not in self._cache:
@@ -256,6 +248,8 @@ class RunTables:
     """Periods of up and down time of a dynamic fleet; None: all were up all the time."""
     open_loop: bool = False
     """Whether requests came at a rate of their own, not once others were answered."""
+    cut_sessions: Collection[str] = ()
+    """Sessions of which not all requests were sent when the run ended."""
     tables: Mapping[str, Table] = field(default_factory=dict)
     """The recorded tables by name; without those that the backend cannot record."""
 
@@ -325,6 +319,17 @@ class RunTables:
     @cached_property
     def _numbered(self) -> tuple[list[str], NDArray[np.int64]]:
         return self.requests.encoded("client")
+
+    @cached_property
+    def session(self) -> NDArray[np.int64] | None:
+        """The session number of each request, -1 for none and for one that was cut; None if there
+        are no sessions."""
+        try:
+            names, session = self.requests.encoded("session")
+        except KeyError:
+            return None
+        cut = np.array([name in self.cut_sessions for name in names] + [False])  # that of none
+        return np.where(cut[session], -1, session)
 
     @cached_property
     def service(self) -> Floats:

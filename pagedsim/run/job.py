@@ -184,11 +184,11 @@ def _finish(
         steps = steps.append_column(name, values)
     for name, values in parts.run.request_columns(requests["request"].to_pylist()).items():
         requests = requests.append_column(name, values)
+    known: Settings = {"slo": parts.slo, "reader": parts.reader, "end": recorder.time}
     if (turns := parts.workload.turns) is not None:
-        requests = _whole_sessions(requests, turns)
+        known["cut_sessions"] = _cut_sessions(requests, turns)
         if turns.warmup:
             requests, steps, events = _counted(turns.warmup, requests, steps, events)
-    known: Settings = {"slo": parts.slo, "reader": parts.reader, "end": recorder.time}
     known |= {"percentiles": further_percentiles(job.config.get("study")), "events": events}
     known |= parts.run.sizes()
     if is_open := parts.workload.mode == "open":
@@ -226,16 +226,10 @@ def _counted(
     return requests, steps, events
 
 
-def _whole_sessions(requests: pa.Table, turns: Sessions) -> pa.Table:
-    """The table where requests are of a session only if all of the session's were sent."""
-    rows = np.asarray(requests["request"].to_numpy())
-    if len(rows) == len(turns) or "session" not in requests.column_names:
-        return requests
-    unsent = np.delete(turns.session, rows)
-    cut = pa.array(np.isin(turns.session[rows], unsent))
-    place = requests.schema.get_field_index("session")
-    column = pc.if_else(cut, pa.scalar(None, pa.string()), requests["session"])
-    return requests.set_column(place, "session", column)
+def _cut_sessions(requests: pa.Table, turns: Sessions) -> frozenset[str]:
+    """The sessions of which not all requests were sent."""
+    unsent = np.delete(turns.session, np.asarray(requests["request"].to_numpy()))
+    return frozenset(map(str, unsent.tolist()))
 
 
 def notices(parts: Parts, requests: pa.Table) -> list[Notice]:

@@ -142,7 +142,7 @@ def _more_metrics(study: Study, runs: Runs, arms: Arms) -> Iterator[str]:
     if several and not chosen:
         yield from FAIRNESS_METRICS
     if not chosen and any("sessions_finished" in run.summary for run in runs.finished.values()):
-        yield "session_time"
+        yield from ("session_time", "session_served_time_mean")
     if not chosen:
         yield from FLEET_METRICS if any(run.replicas for run in arms.runs) else ()
         names = ("hit_rate", *SOURCES[:-1])

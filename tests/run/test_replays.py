@@ -47,10 +47,8 @@ def test_sessions_that_the_duration_cuts_are_not_finished(tmp_path: Path) -> Non
     path = lanes(tmp_path / "traces")
     words = ("workload=trace", "workload.arrivals=closed", "workload.users=2")
     run = replay(tmp_path, path, *words, "workload.replay.duration=60")
-    session = columns(run, "session")[0]
     assert run.summary["sessions_finished"] == 2
-    assert sorted(name for name in set(session) if name is not None) == ["0", "1"]
-    assert session.count(None) == len(session) - 10 > 0
+    assert {"0", "1"} < set(columns(run, "session")[0])
 
 
 def test_sessions_beyond_the_servers_context_are_left_out_before_it_starts(tmp_path: Path) -> None:
