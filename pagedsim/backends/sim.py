@@ -35,9 +35,11 @@ from pagedsim.sim.copies import CopyTimes
 from pagedsim.sim.cost import CostModel, Decodes
 from pagedsim.sim.cost.base import refuse_attributes
 from pagedsim.sim.cost.work import total_work
+from pagedsim.sim.disk import Disk, with_tiers
 from pagedsim.sim.power import EnergyRoofline
 from pagedsim.sim.replica import Replica
 from pagedsim.sim.simulate import simulate
+from pagedsim.sim.store import Store
 from pagedsim.sim.tiering import tiered
 from pagedsim.sim.tiers import Tiers
 from pagedsim.sim.transfers import Transfers
@@ -55,13 +57,16 @@ class Simulation(BackendRun):
         cost: CostModel,
         server: ServerSpec,
         tiers: Tiers | None,
+        stores: dict[str, Store],
         backend: Simulated,
         seed: int,
     ) -> None:
-        """`server` has all its sizes, and `tiers` what its memory may have below the GPU."""
+        """`server` has all its sizes, and `tiers` what its memory may have below the GPU; `stores`
+        are shared with servers that are alike."""
         self.replica, self.cost, self.server, self.tiers = replica, cost, server, tiers
+        self.stores = stores
         self.fast_forward, self.power = backend.fast_forward, backend.power
-        self.scheduler = server.scheduler()
+        self.scheduler = with_tiers(server, replica, stores).scheduler()
         self.decodes_only = backend.only == "decode"
         """Whether prompts are computed by another server."""
         self.beams = Beams(backend.beam_turnover, seed)
@@ -77,7 +82,10 @@ class Simulation(BackendRun):
         }
         if self.scheduler.offloads:
             copies = CopyTimes.of(replica, cost.bus_efficiency)
-            self.settings["transfers"] = Transfers(copies, replica.model.layers)
+            connector = self.scheduler.queues.connector
+            below = connector.lower.tiers if connector is not None else ()
+            disks = [tier for tier in below if isinstance(tier, Disk)]
+            self.settings["transfers"] = Transfers(copies, replica.model.layers, disks)
         """The arguments of a `Server` beside its scheduler and its costs."""
 
     @property
@@ -258,6 +266,7 @@ class FleetRun(BackendRun):
             recorder,
             self.spec,
             seed=self.seed,
+            together=any(place.simulation.stores for place in self.places),
             way=self.places[0].simulation.cost.server_seconds,
             begins=self._begin,
         )
@@ -443,7 +452,7 @@ class Simulated(Backend):
             memory = config.settings["memory"]
             rule = {key: memory[key] for key in ("pool", "reserved_gib") if key in memory}
             server = sized(server, replica, **rule)
-            return Simulation(replica, cost, server, tiers, self, config.seed)
+            return Simulation(replica, cost, server, tiers, {}, self, config.seed)
 
     def _places(self, name: str, pool: Pool, config: RunSpec) -> Iterator[Place]:
         """The replicas of a pool; what fits and what a step takes is worked out once for all."""
@@ -462,4 +471,5 @@ class Simulated(Backend):
         server = replace(
             server.of_sizes(simulation.server.sizes()), offload=simulation.server.offload
         )
-        return Simulation(simulation.replica, simulation.cost, server, tiers, self, config.seed)
+        replica, cost, stores = simulation.replica, simulation.cost, simulation.stores
+        return Simulation(replica, cost, server, tiers, stores, self, config.seed)

@@ -151,8 +151,7 @@ class _Ends(Transfers):
         self._step += 1
         self._at_end = True
 
-    @property
-    def next_end(self) -> float:
+    def next_end(self, below: bool = False) -> float:
         following = self._step + 1
         waits = 0 < following < len(self._starts) and self._after[self._step]
         return self._starts[following] if waits else inf

@@ -97,10 +97,6 @@ class Server:
         self.memory = scheduler.memory
         if scheduler.offloads and transfers is None:
             raise ConfigError("offload: a simulated server needs transfers")
-        if self.connector is not None and self.connector.lower.tiers:
-            raise ConfigError(
-                "offload: a simulated server needs transfers, and has no tiers below the host tier"
-            )
         self.beams = beams or Beams(0.0)
         self.searching = 0  # number of beam searches
         # A recording is indexed by step number, not by the totals of a step.
@@ -225,14 +221,13 @@ class Server:
             self._stuck = False
 
     def _sleep(self, now: float) -> Generator[simpy.Event, None, float | None]:
-        """Wait for an arrival, or for a transfer that requests wait for; returns its time, None
-        after the last."""
+        """Wait for an arrival, or for the end of a transfer; returns its time, None after the
+        last."""
         try:
             transfers = self.transfers
             if transfers is None:
                 return (yield from self._sleep_until_arrival(now))
-            waits = self.scheduler.unfinished or self.memory.transferring
-            if waits and (end := transfers.next_end) < inf:
+            if (end := transfers.next_end(bool(self.scheduler.unfinished))) < inf:
                 woken: float | None = yield from self._sleep_until(min(end, self._next_at), now)
             else:
                 woken = yield from self._sleep_until_arrival(now)

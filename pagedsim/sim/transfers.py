@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from math import inf
 from typing import Protocol
 
@@ -21,6 +22,14 @@ class Copies(Protocol):
         """Seconds of one copy while the other direction is idle."""
 
 
+class Jobs(Protocol):
+    """Jobs of a tier below the host tier; `Disk` has some."""
+
+    @property
+    def next_end(self) -> float:
+        """When the next of them ends; infinity: there is none."""
+
+
 class Transfers:
     """The transfers of one server in flight: each direction is a FIFO queue of its own.
 
@@ -28,10 +37,12 @@ class Transfers:
     goes ahead of other loads.
     """
 
-    def __init__(self, copies: Copies, layers: int = 1) -> None:
-        """`layers` are those of the model, which loads beside a step bring one by one."""
+    def __init__(self, copies: Copies, layers: int = 1, below: Sequence[Jobs] = ()) -> None:
+        """`layers` are those of the model, which loads beside a step bring one by one; `below` is
+        under way between the host tier and others."""
         self._copies = copies
         self._layers = layers
+        self._below = below
         self.clear()
 
     def clear(self) -> None:
@@ -42,10 +53,12 @@ class Transfers:
         self._waited_for: list[int] = []  # loads that end with the step
         self._beside = 0.0  # when the loads beside the step end
 
-    @property
-    def next_end(self) -> float:
-        """When the next of them ends; infinity: none is in flight."""
-        return min([queue[0][0] for queue in (self._stores, self._loads) if queue], default=inf)
+    def next_end(self, below: bool = False) -> float:
+        """When the next of them ends, or of what is `below`; infinity: none is in flight."""
+        ends = [queue[0][0] for queue in (self._stores, self._loads) if queue]
+        if below:
+            ends += [jobs.next_end for jobs in self._below]
+        return min(ends, default=inf)
 
     def begin(self, plan: StepPlan, now: float) -> float:
         """A step would begin now; returns when it can, as some transfers must have ended before."""

@@ -150,7 +150,7 @@ class Host:
                 [one.request, self._named(one.keys), one.tier, one.job] for one in step.promotions
             ]
             fields["tier_done"] = step.collected
-            fields["tier_chunks"] = [*map(len, tiers)]
+            fields["tier_chunks"] = [len(one) for one in tiers if isinstance(one, ConstantTier)]
         if self.aborting:
             fields["lingering"] = sorted(connector.lingering)
         return fields

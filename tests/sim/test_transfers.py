@@ -25,7 +25,6 @@ from pagedsim.sim.environment import Environment
 from pagedsim.sim.server import Server
 from pagedsim.sim.simulate import simulate
 from pagedsim.sim.transfers import Transfers
-from tests.conformance.lower_tier import ConstantTier
 from tests.sim.harness import Constant, Jobs
 
 
@@ -61,12 +60,12 @@ def test_each_direction_copies_one_job_after_another() -> None:
     step = plan(load(0, 2), load(1, 3), store(2, 4))
     assert copies.begin(step, 10.0) == 10.0  # it waits for none
     copies.computed(step, 11.0)
-    assert copies.next_end == 12.0
+    assert copies.next_end() == 12.0
     assert copies.ended(11.9) == []
     assert copies.ended(15.0) == [0, 1]
     # Until then the store had what the loads left of the bus.
     late = 15.0 + 4.0 - 4.0 * (2 * BOTH_WAYS["dma"] - 1)
-    assert copies.next_end == pytest.approx(late)
+    assert copies.next_end() == pytest.approx(late)
     assert copies.ended(99.0) == [2]
 
 
@@ -120,13 +119,10 @@ def test_what_the_gpu_has_lost_is_loaded(ahead: bool) -> None:
 
 
 def test_a_server_without_times_for_them_is_refused() -> None:
-    for connector, transfers in (
-        (OffloadConnector(4), None),
-        (OffloadConnector(4, tiers=[ConstantTier()]), Transfers(Even())),
-    ):
-        scheduler = Scheduler(memory=PagedMemory(8, 4), batching=Unified(), connector=connector)
-        with pytest.raises(ConfigError, match="offload: a simulated server needs transfers"):
-            Server(Environment(), scheduler, Constant(), Recorder(), transfers=transfers)
+    connector = OffloadConnector(4)
+    scheduler = Scheduler(memory=PagedMemory(8, 4), batching=Unified(), connector=connector)
+    with pytest.raises(ConfigError, match="offload: a simulated server needs transfers"):
+        Server(Environment(), scheduler, Constant(), Recorder())
 
 
 # -- SGLang's host tier ----------------------------------------------------------------------------

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from pagedsim.core.errors import ConfigError, require_number, require_whole
+from pagedsim.core.errors import ConfigError, require_number, require_whole, shown
 from pagedsim.core.memory import Memory
 from pagedsim.core.offload.connector import OffloadConnector
+from pagedsim.core.offload.lower import LowerTier
 
 if TYPE_CHECKING:
     from pagedsim.core.batching import Batching
@@ -55,15 +56,21 @@ class VLLMOffload(Offload):
     tracked_chunks: int = 64_000
     prompt_only: bool = True
     sync_tokens: int = 0
+    protect_promoted: bool = False
+    tiers: Mapping[str, Any] | tuple[LowerTier, ...] = field(default_factory=dict)
+    """Below host memory: settings by name, in whose place a driver puts what it has of them."""
 
     def __post_init__(self) -> None:
         require_number("gib", self.gib, 0)
         for name in ("chunks", "chunk_tokens"):
             if (value := getattr(self, name)) is not None:
                 require_whole(name, value, 1)
-        self._connector(1, 1)  # refuses what is wrong with the others
+        lower = isinstance(self.tiers, tuple) and all(isinstance(t, LowerTier) for t in self.tiers)
+        if not (lower or isinstance(self.tiers, Mapping)):
+            raise ConfigError(f"tiers={shown(self.tiers)}: must be a mapping of names to settings")
+        self._connector(1, 1, ())  # refuses what is wrong with the others
 
-    def _blocks_per_chunk(self, block_size: int) -> int:
+    def blocks_per_chunk(self, block_size: int) -> int:
         tokens = block_size if self.chunk_tokens is None else self.chunk_tokens
         if tokens % block_size:
             raise ConfigError(
@@ -72,7 +79,7 @@ class VLLMOffload(Offload):
         return tokens // block_size
 
     def sized(self, block_size: int, block_bytes: float) -> VLLMOffload:
-        blocks = self._blocks_per_chunk(block_size)
+        blocks = self.blocks_per_chunk(block_size)
         if self.chunks is not None:
             return self
         chunks = int(self.gib * GIB // (blocks * block_bytes))
@@ -84,9 +91,17 @@ class VLLMOffload(Offload):
     def connector(self, block_size: int, groups: int = 1) -> OffloadConnector:
         if self.chunks is None:
             raise ConfigError("offload: needs chunks, or a model, by whose blocks gib is divided")
-        return self._connector(self.chunks * groups, self._blocks_per_chunk(block_size))
+        tiers = self.tiers
+        if isinstance(tiers, Mapping):
+            for name, tier in tiers.items():
+                if tier is not None and not (isinstance(tier, Mapping) and tier.get("gib") == 0):
+                    raise ConfigError(f"offload.tiers.{name}: must be null, or in the simulator")
+            tiers = ()
+        return self._connector(self.chunks * groups, self.blocks_per_chunk(block_size), tiers)
 
-    def _connector(self, chunks: int, blocks_per_chunk: int) -> OffloadConnector:
+    def _connector(
+        self, chunks: int, blocks_per_chunk: int, tiers: tuple[LowerTier, ...]
+    ) -> OffloadConnector:
         return OffloadConnector(
             chunks,
             blocks_per_chunk=blocks_per_chunk,
@@ -95,10 +110,12 @@ class VLLMOffload(Offload):
             tracked_chunks=self.tracked_chunks,
             prompt_only=self.prompt_only,
             sync_tokens=self.sync_tokens,
+            protect_promoted=self.protect_promoted,
+            tiers=tiers,
         )
 
     def note(self, block_size: int, longest: int) -> str | None:
-        chunks = longest // (block_size * self._blocks_per_chunk(block_size))
+        chunks = longest // (block_size * self.blocks_per_chunk(block_size))
         if self.store_threshold < 2 or self.tracked_chunks >= chunks:
             return None
         return (

@@ -1,0 +1,76 @@
+"""Tiers below the host tier of `offload=vllm` in simulated time."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
+from heapq import heappop, heappush
+from math import inf
+
+from pagedsim.core.offload import LowerTier, VLLMOffload
+from pagedsim.core.offload.eviction import HostChunk
+from pagedsim.core.request import RequestId
+from pagedsim.server import ServerSpec
+from pagedsim.sim.replica import Replica
+from pagedsim.sim.store import Store, StoreSettings
+
+
+class Disk(LowerTier):
+    """A store as one server sees it. It outlives a crash, but for what was being written."""
+
+    def __init__(self, content: Store) -> None:
+        self.content = content
+        self._jobs: list[tuple[float, int]] = []  # a heap: when each ends, and its number
+        self._writes: dict[int, Sequence[Hashable]] = {}
+
+    @property
+    def next_end(self) -> float:
+        """When the next of its jobs ends; infinity: it has none."""
+        return self._jobs[0][0] if self._jobs else inf
+
+    def find(self, key: Hashable, request: RequestId, now: float) -> bool:
+        return self.content.has(key, now)
+
+    def store(self, job: int, chunks: Sequence[HostChunk], now: float) -> None:
+        self._writes[job] = keys = [chunk.key for chunk in chunks]
+        heappush(self._jobs, (self.content.write(keys, now), job))
+
+    def load(self, job: int, chunks: Sequence[HostChunk], now: float) -> None:
+        end = self.content.read([chunk.key for chunk in chunks], now)
+        heappush(self._jobs, (end, job))
+
+    def collect(self, now: float) -> list[int]:
+        ended = []
+        while self.next_end <= now:
+            ended.append(heappop(self._jobs)[1])
+            self._writes.pop(ended[-1], None)
+        return ended
+
+    def clear(self) -> None:
+        for keys in self._writes.values():
+            self.content.lose(keys)
+        self._jobs.clear()
+        self._writes.clear()
+
+
+def with_tiers(server: ServerSpec, replica: Replica, shared: dict[str, Store]) -> ServerSpec:
+    """The server, whose sizes are known, with the tiers that it has below host memory.
+
+    Those that are to be `shared` are taken from there, or put there for servers that are alike.
+    """
+    offload = server.offloading
+    if not (isinstance(offload, VLLMOffload) and isinstance(offload.tiers, Mapping)):
+        return server
+    size = replica.block_bytes * offload.blocks_per_chunk(server.block_size)
+    disks = []
+    for name, given in offload.tiers.items():
+        where = f"tiers.{name}"
+        if (settings := StoreSettings.of(where, given)) is None:
+            continue
+        store = shared.get(where)
+        if store is None:
+            store = settings.store(where, "chunk", size, server.groups)
+        if settings.shared:
+            shared[where] = store
+        disks.append(Disk(store))
+    return replace(server, offload=replace(offload, tiers=tuple(disks)))

@@ -1,0 +1,155 @@
+"""Tiers below the host tier in simulated time: stores, servers that wake for them, and fleets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+
+from pagedsim.backends.base import StoppableRecorder
+from pagedsim.core import ConfigError, PrefixMemory, Request, Scheduler, Unified
+from pagedsim.core.offload import OffloadConnector, VLLMOffload
+from pagedsim.core.offload.eviction import HostChunk
+from pagedsim.metrics.arms import Run
+from pagedsim.metrics.recorder import Recorder
+from pagedsim.run.job import Job, run_job
+from pagedsim.sim.disk import Disk
+from pagedsim.sim.links import Link, Way
+from pagedsim.sim.simulate import simulate
+from pagedsim.sim.store import Store
+from pagedsim.sim.transfers import Transfers
+from tests.run.studies import compose
+from tests.sim.harness import Constant
+from tests.sim.test_transfers import Even, Texts
+
+
+def store(capacity: float = inf, read: float = 1.0, write: float = 1.0) -> Store:
+    """Items of one byte, of which a second reads or writes so many."""
+    return Store(Link(Way(0.0, read), Way(0.0, write)), 1.0, capacity)
+
+
+def test_a_store_has_what_was_written_until_it_was_not_used_for_longest() -> None:
+    small = store(3, read=10.0)
+    assert small.write("ab", 0.0) == 2.0
+    assert [small.has("a", at) for at in (1.9, 2.0)] == [False, True]
+    assert small.write("abc", 1.0) == 3.0  # the others are on their way
+    assert small.write("ab", 9.0) == 9.0
+    assert small.read("c", 9.0) == 9.1
+    small.write("de", 9.0)
+    assert [key for key in "abcde" if small.has(key, 99.0)] == ["c", "d", "e"]
+    small.write("f", 10.0)  # of what came at once the end goes first
+    assert [key for key in "cdef" if small.has(key, 99.0)] == ["d", "e", "f"]
+
+
+def chunks(keys: str) -> Sequence[HostChunk]:
+    return [HostChunk(key, place) for place, key in enumerate(keys)]
+
+
+def test_a_crash_loses_jobs_and_what_they_were_writing() -> None:
+    content = store(write=2.0)
+    one, other = Disk(content), Disk(content)
+    one.store(0, chunks("ab"), 0.0)
+    assert (one.collect(0.9), one.next_end, one.collect(1.0)) == ([], 1.0, [0])
+    one.store(1, chunks("cd"), 1.0)
+    one.load(2, chunks("a"), 1.0)
+    other.store(0, chunks("e"), 1.0)
+    one.clear()
+    assert (one.next_end, one.collect(99.0), other.next_end) == (inf, [], 2.5)
+    assert [key for key in "abcde" if other.find(key, 0, 99.0)] == ["a", "b", "e"]
+
+
+@pytest.mark.parametrize(("ahead", "lost"), [(False, 2), (True, 3)])
+def test_an_idle_server_wakes_when_a_chunk_has_come_up(ahead: bool, lost: int) -> None:
+    """The end of text 1 is lost by the GPU and by host memory; then it comes from the disk."""
+    disk = Disk(store(read=2.0, write=1.0))
+    scheduler = Scheduler(
+        memory=PrefixMemory(12, 4),
+        batching=Unified(),
+        async_scheduling=ahead,
+        connector=OffloadConnector(10, tiers=[disk]),
+    )
+    jobs = Texts([(0.0, 1, 17), (20.0, 2, 40), (50.0, 1, 17), (70.0, 3, 9)])
+    recorder = Recorder()
+    transfers = Transfers(Even(0.25), below=[disk])
+    simulate(scheduler, jobs, Constant(), recorder, transfers=transfers)
+    requests = recorder.requests_table()
+    assert requests["cached_tokens"].to_pylist() == [0, 0, 16, 0]
+    # Chunks come up in 0.5 s each, are loaded in 0.25 s, and the step takes another.
+    waits = np.subtract(requests["first_token"], requests["arrival"])
+    assert waits.tolist() == [1.0, 1.0, 1.0 + 0.75 * lost, 1.0]
+    scheduler.check()
+    scheduler.crash(99.0)
+    assert not scheduler.host_tokens(Request("again", [1000 + n for n in range(17)]), 0)
+    key = next(iter(disk.content._written))
+    assert disk.find(key, "again", 99.0)  # its content is still there
+
+
+# -- from the configuration ------------------------------------------------------------------------
+
+CHATS = (
+    *("experiment=single", "workload=chat_sessions", "workload.sessions=10", "workload.rate=2"),
+    *("offload=vllm", "batching=unified", "memory=prefix", "memory.blocks=260", "offload.gib=0.3"),
+    *("model=llama-3.1-8b", "hardware=h100", "workload.prefixes=null"),
+)
+READ = "offload.tiers.disk.read_gb_s"
+DISK = "offload.tiers.disk.gib=64"
+
+
+def made(folder: Path, *words: str) -> Any:
+    config: Any = OmegaConf.to_container(
+        compose("config", overrides=[*CHATS, *words]), resolve=True
+    )
+    return run_job(Job("arm", 0, config, folder), StoppableRecorder())
+
+
+def summary_of(folder: Path, *words: str) -> dict[str, Any]:
+    run = made(folder, *words)
+    assert isinstance(run, Run), run
+    return dict(run.summary)
+
+
+@pytest.mark.usefixtures("hydra")
+def test_replicas_of_a_fleet_may_share_a_disk(tmp_path: Path) -> None:
+    """Sent round robin, a turn finds what its session left only where all replicas look."""
+    words = ["fleet=alike", "fleet.replicas=3", "router=round_robin", DISK]
+    alone = summary_of(tmp_path, *words)
+    shared = summary_of(tmp_path, *words, "offload.tiers.disk.shared=true")
+    assert shared["loaded_tokens"] > 3 * alone["loaded_tokens"]
+    slow = summary_of(tmp_path, *words, "offload.tiers.disk.shared=true", f"{READ}=0.05")
+    assert slow["ttft_mean"] > 2 * shared["ttft_mean"]
+
+
+@pytest.mark.usefixtures("hydra")
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        (f"{DISK} offload.tiers.disk=null", ""),
+        ("offload.tiers.disk.gib=null", ""),
+        ("offload.tiers.disk.gib=-1", "offload.tiers.disk.gib=-1: must be a number of at least 0"),
+        ("offload.tiers.disk.gib=1e-6", "offload.tiers.disk.gib=1e-06: must hold a chunk, which"),
+        (f"{DISK} {READ}=0", f"{READ}=0: must be a number above 0"),
+        (f"{DISK} +offload.tiers.disk.gb=1", "offload.tiers.disk.gb: no such setting of a store"),
+        ("+offload.tiers.nvme={gib: 1}", "offload.tiers.nvme.read_gb_s: must be given"),
+        ("offload.tiers.disk=4", "offload.tiers.disk=4: must be a mapping of settings, or null"),
+        ("offload.tiers=4", "offload.tiers=4: must be a mapping of names to settings"),
+        (f"{DISK} offload.gib=0", "offload.gib=0: must hold a chunk"),
+        (f"{DISK} offload.store_threshold=2", "offload.store_threshold=2: must be 0 or 1 with"),
+    ],
+)
+def test_settings_of_tiers(word: str, said: str, tmp_path: Path) -> None:
+    words = [word] if "{" in word else word.split()
+    run = made(tmp_path, "workload.sessions=2", *words)
+    assert isinstance(run, Run) if not said else said in str(run) and "\n" not in str(run)
+
+
+def test_an_engine_has_none() -> None:
+    settings = {"disk": {"gib": 1, "read_gb_s": 1, "write_gb_s": 1}}
+    with pytest.raises(
+        ConfigError, match=r"offload\.tiers\.disk: must be null, or in the simulator"
+    ):
+        VLLMOffload(chunks=4, tiers=settings).connector(16)
