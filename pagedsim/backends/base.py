@@ -68,6 +68,7 @@ class BackendRun(ABC):
             "block_size": memory.block_size,
             "max_seqs": self.scheduler.max_seqs,
             "swapped_peak": memory.cpu_peak,
+            "host_blocks": self.scheduler.host_blocks,
         }
 
     def leave_off(self, recorder: StoppableRecorder) -> None:

@@ -297,6 +297,7 @@ class FleetRun(BackendRun):
             "block_size": block_sizes.pop() if len(block_sizes) == 1 else NAN,
             "max_seqs": float(np.mean([size["max_seqs"] for size in replica_sizes])),
             "swapped_peak": max(peaks, default=None),
+            "host_blocks": sum(size["host_blocks"] for size in replica_sizes),
             "replicas": [place.described() for place in self.places],
             "spans": self._spans() if self.spec.changes else None,
         }

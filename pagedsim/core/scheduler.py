@@ -187,6 +187,14 @@ class Scheduler:
         return connector.transferring if connector is not None else self.memory.transferring
 
     @property
+    def host_blocks(self) -> int:
+        """Blocks that the host tier has room for."""
+        connector = self.queues.connector
+        if connector is None:
+            return self.memory.host_total
+        return connector.host.capacity * connector.blocks_per_chunk
+
+    @property
     def looks_back(self) -> bool:
         """Whether any live request needs its sampled tokens before the next step can be planned:
         with penalties, or several sequences."""

@@ -72,7 +72,7 @@ def _assembled(arguments: Arguments, model: LoadedModel) -> Parts:
         )
     if (connector := scheduler.queues.connector) is not None and connector.lower.tiers:
         raise ConfigError("offload: has tiers below the host tier, which the engine has not")
-    hosted = _host_blocks(scheduler)
+    hosted = scheduler.host_blocks
     if hosted:  # told after what does not go together
         _require_room(server, shape, server.blocks, hosted, model.device, tier=True)
     cache = new_cache(shape, server.blocks, server.cpu_blocks + hosted, model.device)
@@ -191,12 +191,6 @@ def _sized(server: ServerSpec, model: LoadedModel, shape: CacheShape, graphs: bo
         max_batched_tokens=server.step_tokens(longest),
         kv_cache_dtype=name_of(shape.dtype),
     )
-
-
-def _host_blocks(scheduler: Scheduler) -> int:
-    """Blocks of its host tier."""
-    connector = scheduler.queues.connector
-    return connector.host.capacity * connector.blocks_per_chunk if connector is not None else 0
 
 
 def _require_room(

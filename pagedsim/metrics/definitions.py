@@ -20,7 +20,16 @@ import numpy as np
 from pagedsim.metrics.metric import LESS, MORE, NEITHER, Metrics
 from pagedsim.metrics.service import jain
 from pagedsim.metrics.steps import CAME_FROM
-from pagedsim.metrics.tables import NAN, Floats, RequestGroup, Requests, RunTables, StepPart, ratio
+from pagedsim.metrics.tables import (
+    NAN,
+    WORKING_SET,
+    Floats,
+    RequestGroup,
+    Requests,
+    RunTables,
+    StepPart,
+    ratio,
+)
 
 METRICS = Metrics()
 
@@ -252,6 +261,15 @@ def written_blocks(run: RunTables) -> int | None:
 def swapped_peak(run: RunTables) -> int | None:
     """The most blocks that were on the CPU at once."""
     return run.swapped_peak
+
+
+@METRICS.run("Working set", "count", NEITHER)
+def working_set_peak(run: RunTables) -> float | None:
+    """The most distinct tokens that requests touched within a minute, of prompts and answers: as
+    much memory would have kept all that was used lately. A request touches its tokens from when it
+    is first scheduled until it ends."""
+    sizes = run.requests.optional(WORKING_SET)
+    return None if sizes is None else float(np.fmax.reduce(sizes, initial=0.0))
 
 
 @METRICS.group("Service", "count", NEITHER)

@@ -64,7 +64,8 @@ Percents = Mapping[str, float]
 _NO_MORE: Percents = {}
 _STATISTIC = re.compile(r"(\w+?)_(?:mean|p\d+(?:_\d+)?)")
 _NO_METRICS = {
-    *("total_blocks", "block_size", "max_seqs", "tiers", "clients", "classes", "replicas"),
+    *("total_blocks", "host_blocks", "block_size", "max_seqs", "tiers"),
+    *("clients", "classes", "replicas"),
     *("partial", "notices", "backlogs", "outages", "machine", "transfers", "spread_answers"),
 }
 """Keys of the summary that are no metrics."""

@@ -127,6 +127,7 @@ def summarise(
     total_blocks: float,
     block_size: float,
     max_seqs: float,
+    host_blocks: int = 0,
     end: float = NAN,
     reader: Reader | None = None,
     replicas: Sequence[ReplicaFacts] = (),
@@ -176,6 +177,8 @@ def summarise(
         groups = {c: entries(view.where("client", c)) for c in _by_urgency(view)}
     summary |= entries(every, sums)
     summary |= {"total_blocks": total_blocks, "block_size": block_size, "max_seqs": max_seqs}
+    if host_blocks:
+        summary["host_blocks"] = host_blocks
     if spread := run.spread_answers:
         summary["spread_answers"] = spread
     if tiers is not None:

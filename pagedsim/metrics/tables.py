@@ -29,6 +29,8 @@ EachRequest = Callable[["Requests"], Floats]
 NAN = float("nan")
 
 
+WORKING_SET = "working_set"
+"""Column of requests of sessions and of traces that name blocks."""
 TOKEN_TIMES = "token_times"
 """Column of the arrival times of output chunks, as measured by a client."""
 

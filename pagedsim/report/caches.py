@@ -1,4 +1,4 @@
-"""Plots of what caches save: where the tokens came from that requests needed in memory."""
+"""Plots of what caches save: where tokens came from that requests needed, and the working set."""
 
 from __future__ import annotations
 
@@ -9,7 +9,20 @@ import numpy as np
 from pagedsim.metrics.arms import Arms
 from pagedsim.metrics.compare import value_of
 from pagedsim.metrics.recorder import SOURCES
-from pagedsim.report.style import INK, key, margins, new_figure, short, tidy
+from pagedsim.metrics.tables import WORKING_SET
+from pagedsim.report.style import (
+    INK,
+    MUTED,
+    annotate,
+    entries,
+    key,
+    looks,
+    margins,
+    new_figure,
+    short,
+    tidy,
+    time_label,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -49,4 +62,32 @@ def draw_sources(study: Arms) -> Figure:
     tidy(axes, x="% of tokens")
     margins(figure, left=0.35 + 0.075 * max(len(short(arm, 24)) for arm in study.arms), top=0.4)
     key(figure, {_NAMES[source]: _COLOURS[source] for source in sources})
+    return figure
+
+
+def draw_working_set(study: Arms) -> Figure:
+    """The working set of every arm's first seed over time, with the sizes of memory."""
+    look = looks(study.arms, bool(study.swept))
+    figure = new_figure(3.4)
+    axes = figure.subplots()
+    most, sizes = max(value_of(run.summary, "working_set_peak") for run in study.runs), {}
+    unit, name = (1e6, "million") if most >= 1e6 else (1e3, "thousand")
+    for arm in study.arms:
+        run = study.of(arm)[0]
+        columns = [run.requests(name)[name].to_numpy() for name in ("scheduled", WORKING_SET)]
+        times, tokens = (values[np.argsort(columns[0])] for values in columns)
+        axes.plot(times, tokens / unit, color=look[arm].colour, linestyle=look[arm].dashes)
+        names = ("total_blocks", "host_blocks", "block_size")
+        gpu, host, size = (value_of(run.summary, name) for name in names)
+        sizes |= {gpu * size: "GPU", (gpu + host) * size: "GPU + host"}
+    for size, memory in sizes.items():
+        if size <= 4 * most:  # else the lines would lie on the ground
+            axes.axhline(size / unit, color=MUTED, lw=0.9, ls=":")
+            place = {"xycoords": ("axes fraction", "data"), "ha": "right"}
+            annotate(axes, memory, (1, size / unit), (-2, 5), **place)
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    tidy(axes, x=time_label(study.runs), y=f"{name} tokens")
+    margins(figure, top=0.4)
+    key(figure, entries(study, look))
     return figure

@@ -26,7 +26,7 @@ from pagedsim.metrics.compare import (
     values_of,
 )
 from pagedsim.metrics.tables import Requests
-from pagedsim.report.caches import draw_sources, sources_of
+from pagedsim.report.caches import draw_sources, draw_working_set, sources_of
 from pagedsim.report.figures import FigureSpec
 from pagedsim.report.gantt import ROWS, busiest, draw_gantt
 from pagedsim.report.load import draw_load, draw_service, tells_of_service
@@ -192,6 +192,21 @@ def sources(study: Arms) -> FigureSpec | None:
         "Tokens that requests needed before they could decode, again after preemptions: found in "
         "the prefix cache on the GPU or in a tier below it, or computed.",
         partial(draw_sources, study),
+    )
+
+
+@plot
+def working_set(study: Arms) -> FigureSpec | None:
+    """Distinct tokens that were used lately, against memory."""
+    known = all("working_set_peak" in run.summary for run in study.runs)
+    if not known or not sources_of(study):
+        return None
+    return FigureSpec(
+        "Working set",
+        "Distinct tokens that requests touched within the last minute, of prompts and answers, "
+        "against what memory has room for (dotted, where it is near); "
+        f"seed {study.runs[0].seed}.",
+        partial(draw_working_set, study),
     )
 
 

@@ -29,13 +29,14 @@ from pagedsim.metrics.result import Notice, as_records, notice_of
 from pagedsim.metrics.stability import backlogs
 from pagedsim.metrics.steps import Batches, Since, Steps
 from pagedsim.metrics.summary import summarise
-from pagedsim.metrics.tables import Requests
+from pagedsim.metrics.tables import WORKING_SET, Requests
 from pagedsim.run.folder import full_disk_named
 from pagedsim.run.parts import Parts, build, remarks
 from pagedsim.spec.objects import classes_in, load_plugins, locate
 from pagedsim.spec.run import Settings
 from pagedsim.user_error import UserError, shown, verbose
 from pagedsim.workload import Sessions, Workload
+from pagedsim.workload.working_set import working_set
 
 
 @dataclass(frozen=True)
@@ -184,6 +185,8 @@ def _finish(
         steps = steps.append_column(name, values)
     for name, values in parts.run.request_columns(requests["request"].to_pylist()).items():
         requests = requests.append_column(name, values)
+    if parts.scheduler and (touched := _working_set(requests, parts.workload)) is not None:
+        requests = requests.append_column(WORKING_SET, touched)
     known: Settings = {"slo": parts.slo, "reader": parts.reader, "end": recorder.time}
     if (turns := parts.workload.turns) is not None:
         known["cut_sessions"] = _cut_sessions(requests, turns)
@@ -224,6 +227,17 @@ def _counted(
         if "request" in table.column_names:
             events[name] = table.filter(pc.greater_equal(table["request"], warmup))
     return requests, steps, events
+
+
+def _working_set(requests: pa.Table, workload: Workload) -> pa.Array | None:
+    """The column `WORKING_SET`; None where requests are not known to share more than prefixes."""
+    prompts = workload.prompts
+    if prompts is None or (workload.turns is None and prompts.block is None):
+        return None
+    names = ("request", "scheduled", "finished", "output_tokens")
+    rows, begin, end, output = (np.asarray(requests[name].to_numpy()) for name in names)
+    end = np.where(np.isnan(end), np.inf, end)
+    return pa.array(working_set(prompts, rows, begin, end, output))
 
 
 def _cut_sessions(requests: pa.Table, turns: Sessions) -> frozenset[str]:

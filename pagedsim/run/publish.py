@@ -147,7 +147,9 @@ def _more_metrics(study: Study, runs: Runs, arms: Arms) -> Iterator[str]:
         yield from FLEET_METRICS if any(run.replicas for run in arms.runs) else ()
         names = ("hit_rate", *SOURCES[:-1])
         hits = [name for name in names if any(value_of(r.summary, name) > 0 for r in arms.runs)]
-        yield from hits[:1] if hits[2:] == [] else hits  # all hits are on the GPU
+        yield from hits if hits[2:] else hits[:1]  # all hits are on the GPU
+        if hits and any("working_set_peak" in run.summary for run in arms.runs):
+            yield "working_set_peak"
     if any("goodput_per_s" in run.summary for run in runs.finished.values()):
         yield from ("goodput_per_s", "slo_attainment") if several else ("goodput_per_s",)
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from pagedsim.metrics.definitions import METRICS
 from pagedsim.sim.cost.work import step_work
+from pagedsim.workload.working_set import WINDOW
 from tests.metrics.accounts import (
     Books,
     Group,
@@ -31,6 +32,7 @@ from tests.metrics.accounts import (
     union,
 )
 from tests.metrics.ledger import Life, Step
+from tests.workload.test_working_set import touched
 
 STATES = ("finished", "rejected", "aborted", "unfinished")
 
@@ -147,6 +149,7 @@ def of_run(books: Books) -> dict[str, Any]:
         "loaded_tokens": below and sum(one["loaded_tokens"] for one in below.values()),
         "written_blocks": below and sum(one["written_blocks"] for one in below.values()),
         "swapped_peak": swapped_peak(books),
+        "working_set_peak": working_set(books),
         "service_gap": service_gap(books),
         "service_jain": service_jain(books),
         "makespan": books.makespan,
@@ -225,6 +228,19 @@ def cost(books: Books) -> float | None:
     if books.spans is None:
         return sum(prices) * books.makespan / 3600
     return books.there(lambda span: span.euros_per_hour) / 3600
+
+
+def working_set(books: Books) -> float | None:
+    workload = books.recording.parts.workload
+    if workload.turns is None:
+        return None
+    spans = [
+        (one.scheduled, one.left or inf, touched(workload, int(one.id), len(one.tokens)))
+        for one in books.lives
+        if one.scheduled is not None
+    ]
+    there = [[what for b, e, what in spans if b <= now < e + WINDOW] for now, _, _ in spans]
+    return max((len(set[object]().union(*some)) for some in there), default=0)
 
 
 def swapped_peak(books: Books) -> float | None:

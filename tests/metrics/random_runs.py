@@ -48,7 +48,7 @@ MEASURED = ("partial", "notices", "transfers", "backlogs", "outages")
 """Entries of a summary that say something else than a metric."""
 OTHER_COLUMNS = (
     *("reason", "session", "turn", "replica", "came_from", "left", "boarded", "retries"),
-    *("tokens_before", "resumed", "resumed_on"),
+    *("tokens_before", "resumed", "resumed_on", "working_set"),
 )
 """Columns of requests that say what the workload or the fleet has said."""
 

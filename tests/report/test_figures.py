@@ -19,7 +19,7 @@ from pagedsim.experiments.studies.zoo_pareto import Criterion, Ranking, draw_par
 from pagedsim.metrics.arms import Arms
 from pagedsim.report.gantt import draw_gantt
 from pagedsim.report.load import draw_load
-from pagedsim.report.plots import draw_effect
+from pagedsim.report.plots import draw_effect, drawings_of
 from pagedsim.report.style import DECODE, PREFILL, QUEUED, drawing
 from tests.metrics.tables import (
     ranking_of,
@@ -76,6 +76,23 @@ def test_panels_of_load_are_as_high_where_the_memory_is_not_known(tmp_path: Path
     assert (len(known.axes), len(seen.axes)) == (3, 2)
     heights = [one.axes[0].get_window_extent().height for one in (known, seen)]
     assert heights[0] == pytest.approx(heights[1], rel=0.05)
+
+
+def test_hits_are_shares_and_the_working_set_is_beside_memory(tmp_path: Path) -> None:
+    study = study_of(tmp_path, seeds=1)
+    assert not {"sources", "working_set"} & drawings_of(study).keys()
+    tokens = {"gpu_hit_tokens": 30, "host_hit_tokens": 20, "prefill_tokens": 50}
+    rows = [{"scheduled": time, "working_set": 30 * time, **tokens} for time in (2.0, 1.0)]
+    steps = steps_of({"end": 1.0})
+    study.runs = [with_tables(run, requests_of(*rows), steps) for run in study.runs]
+    drawings = drawings_of(study)
+    (axes,) = drawings["sources"].draw().axes
+    widths = [part.get_width() for part in axes.patches]  # type: ignore[attr-defined]
+    assert widths == [width for width in (30, 20, 50) for _ in study.arms]
+    (axes,) = drawings["working_set"].draw().axes
+    *lines, gpu = (line.get_data() for line in axes.lines)
+    assert [[*map(list, line)] for line in lines] == [[[1.0, 2.0], [0.03, 0.06]]] * 2
+    assert [*gpu[1]] == [0.04, 0.04]  # thousand tokens
 
 
 def bars(axes: Any, colour: str) -> np.ndarray:

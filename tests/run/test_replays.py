@@ -74,6 +74,8 @@ def test_agentx_replays_recorded_sessions(tmp_path: Path) -> None:
     words = ("workload=agentx", "workload.users=3", "workload.replay.plays=2", "hardware=h100")
     run = replay(tmp_path, FOLDER, *words)
     assert run.summary["hit_rate"] > 0.5 and run.summary["rejected"] == 0
+    (sizes,) = columns(run, "working_set")
+    assert run.summary["working_set_peak"] == max(sizes) > 100_000
     assert run.summary["requests"] == run.summary["finished"]
     arrival, finished = columns(run, "arrival", "finished")
     assert max(arrival) <= min(arrival) + 1800

@@ -93,6 +93,8 @@ class Memory(ABC):
         self.block_size = require_whole("block_size", block_size, 1)
         self.total = require_whole("blocks", blocks, 1)
         self.cpu_total = require_whole("cpu_blocks", cpu_blocks, 0)
+        self.host_total = 0
+        """Blocks of a host tier of its own."""
         stated: Any = self  # a class may state what is no bool, which is refused later
         if self.cpu_total and not stated.can_swap:
             raise ConfigError(
