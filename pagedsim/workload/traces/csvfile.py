@@ -19,7 +19,7 @@ from itertools import accumulate, compress, islice
 from math import isfinite
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,26 @@ CHUNK = 1 << 16
 _LINE_END = re.compile(r"\r\n|\r|\n")
 T = TypeVar("T")
 Row = list[str]
+
+
+class Cells(NamedTuple):
+    """The cells of a column in some rows of a file."""
+
+    path: Path
+    lines: Sequence[int]
+    name: str
+    texts: list[str]
+
+    def parsed(self, parse: Callable[[str], T], wanted: str) -> list[T]:
+        """Parse the texts one by one; raises ConfigError for the first that is not as `wanted`."""
+        values = []
+        for line, text in zip(self.lines, self.texts, strict=True):
+            try:
+                values.append(parse(text))
+            except (ValueError, OverflowError):
+                what = f"{self.name}={text!r:.60}: must be {wanted}"
+                raise wrong(self.path, line, what) from None
+        return values
 
 
 class CsvFormat(Format):
@@ -63,12 +83,9 @@ class CsvFormat(Format):
             return 0.0
         return len(set(header).intersection(self.needs)) / len(self.needs)
 
-    def seconds(
-        self, path: Path, lines: Sequence[int], texts: Sequence[str]
-    ) -> NDArray[np.float64]:
+    def seconds(self, cells: Cells) -> NDArray[np.float64]:
         """Times as finite seconds."""
-        assert self.time is not None
-        return numbers(path, lines, self.time, texts)
+        return numbers(cells)
 
     def chunks(self, path: Path, options: Options) -> Iterator[Chunk]:
         with opened(path) as file:
@@ -96,7 +113,7 @@ class CsvFormat(Format):
         clock = arrival = None
         if self.time is not None:
             texts = [row[places[self.time]] for row in rows]
-            clock = Clock(lines, self.seconds(path, lines, texts))
+            clock = Clock(lines, self.seconds(Cells(path, lines, self.time, texts)))
             arrival = clock.seconds
         if options.where:
             filters = [(places[name], text) for name, text in options.where.items()]
@@ -104,20 +121,20 @@ class CsvFormat(Format):
             lines, rows = list(compress(lines, kept)), list(compress(rows, kept))
             arrival = None if clock is None else clock.seconds[np.array(kept, bool)]
 
-        def column(name: str) -> list[str]:
+        def column(name: str) -> Cells:
             place = places[name]
-            return [row[place] for row in rows]
+            return Cells(path, lines, name, [row[place] for row in rows])
 
         client, priority, session = map(options.columns.get, ("client", "priority", "session"))
         return Chunk(
             lines,
             clock,
             arrival,
-            tokens(path, lines, self.prompt, column(self.prompt)),
-            tokens(path, lines, self.output, column(self.output)),
-            column(client) if client else None,
-            numbers(path, lines, priority, column(priority)) if priority else None,
-            links=[(name, name) for name in column(session)] if session else None,
+            tokens(column(self.prompt)),
+            tokens(column(self.output)),
+            column(client).texts if client else None,
+            numbers(column(priority)) if priority else None,
+            links=[(name, name) for name in column(session).texts] if session else None,
             extra=_extra({key: places[name] for key, name in options.extra.items()}, rows),
         )
 
@@ -210,49 +227,28 @@ def _lines(rows: Sequence[Row], first: int, last: int) -> Sequence[int]:
     return list(accumulate(sizes, initial=first))[: len(rows)]
 
 
-def tokens(path: Path, lines: Sequence[int], name: str, texts: Sequence[str]) -> NDArray[np.int64]:
+def tokens(cells: Cells) -> NDArray[np.int64]:
     """Parse a column of token counts, 0 for an empty cell; raises ConfigError with the first
     invalid line."""
     try:
-        return np.array(list(map(int, _plain(texts))), np.int64)
+        return np.array(list(map(int, _plain(cells.texts))), np.int64)
     except (ValueError, OverflowError):
-        wanted = "a whole number of tokens"
-        return np.array(parse_each(path, lines, name, texts, _whole, wanted), np.int64)
+        return np.array(cells.parsed(_whole, "a whole number of tokens"), np.int64)
 
 
-def numbers(
-    path: Path, lines: Sequence[int], name: str, texts: Sequence[str]
-) -> NDArray[np.float64]:
+def numbers(cells: Cells) -> NDArray[np.float64]:
     """Parse a column of finite numbers; raises ConfigError with the first invalid line.
 
-    >>> numbers(Path("x.csv"), [2, 3], "arrived_at", ["0", "1e-1"]).tolist()
+    >>> numbers(Cells(Path("x.csv"), [2, 3], "arrived_at", ["0", "1e-1"])).tolist()
     [0.0, 0.1]
     """
     try:
-        parsed = np.array(list(map(float, _plain(texts))), np.float64)
+        parsed = np.array(list(map(float, _plain(cells.texts))), np.float64)
         if np.isfinite(parsed).all():
             return parsed
     except ValueError:
         pass
-    return np.array(parse_each(path, lines, name, texts, _finite, "a finite number"), np.float64)
-
-
-def parse_each(
-    path: Path,
-    lines: Sequence[int],
-    name: str,
-    texts: Sequence[str],
-    parse: Callable[[str], T],
-    wanted: str,
-) -> list[T]:
-    """Parse the texts one by one; raises ConfigError for the first that is not as `wanted`."""
-    values = []
-    for line, text in zip(lines, texts, strict=True):
-        try:
-            values.append(parse(text))
-        except (ValueError, OverflowError):
-            raise wrong(path, line, f"{name}={text!r:.60}: must be {wanted}") from None
-    return values
+    return np.array(cells.parsed(_finite, "a finite number"), np.float64)
 
 
 def _plain(texts: Sequence[str]) -> Sequence[str]:
@@ -291,23 +287,19 @@ class Azure(CsvFormat):
     output = "GeneratedTokens"
     epoch = True
 
-    def seconds(
-        self, path: Path, lines: Sequence[int], texts: Sequence[str]
-    ) -> NDArray[np.float64]:
-        assert self.time is not None
-        return dates(path, lines, self.time, texts)
+    def seconds(self, cells: Cells) -> NDArray[np.float64]:
+        return dates(cells)
 
 
-def dates(path: Path, lines: Sequence[int], name: str, texts: Sequence[str]) -> NDArray[np.float64]:
+def dates(cells: Cells) -> NDArray[np.float64]:
     """Parse a column of dates and times as seconds since one point in time."""
-    plain = [text.removesuffix("+00:00") for text in texts]
+    plain = [text.removesuffix("+00:00") for text in cells.texts]
     try:
         if not all(map(_PLAIN.fullmatch, plain)):
             raise ValueError("a time zone, or no time at all")
         moments = np.array(plain, "datetime64[ns]")
     except ValueError:
-        values = parse_each(path, lines, name, texts, _moment, _WANTED)
-        moments = np.array(values, "datetime64[ns]")
+        moments = np.array(cells.parsed(_moment, _WANTED), "datetime64[ns]")
     seconds: NDArray[np.float64] = (moments - _ORIGIN) / np.timedelta64(1, "s")
     return seconds
 
@@ -367,12 +359,9 @@ class OwnTimes(Plain):
 
     epoch = True
 
-    def seconds(
-        self, path: Path, lines: Sequence[int], texts: Sequence[str]
-    ) -> NDArray[np.float64]:
-        assert self.time is not None
-        dated = bool(texts) and _PLAIN.match(texts[0])
-        return (dates if dated else numbers)(path, lines, self.time, texts)
+    def seconds(self, cells: Cells) -> NDArray[np.float64]:
+        dated = bool(cells.texts) and _PLAIN.match(cells.texts[0])
+        return (dates if dated else numbers)(cells)
 
 
 class LengthsOnly(CsvFormat):
