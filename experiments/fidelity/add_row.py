@@ -26,7 +26,7 @@ from pagedsim.fidelity.rows import Row, read_rows
 from pagedsim.fidelity.step_tables.protocol import COLUMNS, OPTIONAL
 from pagedsim.fidelity.step_tables.tables import LAYOUTS, cell_of
 from pagedsim.user_error import UserError, guarded
-from pagedsim.workload.traces.rows import file_at, opened, readable
+from pagedsim.workload.traces.rows import existing, opened, readable
 
 (LOOP,) = (layout for layout in LAYOUTS if "ttft" in layout.measured)
 ASKED = {
@@ -44,7 +44,7 @@ FIXED = 0.98
 
 def results_of(path: str) -> Iterator[Row]:
     """The results in a file, which has one or several, one after another."""
-    file = file_at(path, "result")
+    file = existing(path, "result")
     with readable(file), opened(file) as lines:
         rest = lines.read().strip() or "{}"
     while rest:

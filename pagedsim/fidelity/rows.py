@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from math import inf, isfinite, nan
@@ -11,7 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pagedsim.core import ConfigError
-from pagedsim.workload.traces.rows import file_at, opened, readable
+from pagedsim.workload.traces.jsonlines import parsed
+from pagedsim.workload.traces.rows import existing, opened, readable
 
 SEEN = 4096
 """Characters from which the format of a file is recognised."""
@@ -57,7 +57,7 @@ def read_rows(path: str | Path, where: str, what: str = "rows") -> list[Row]:
 
     Raises ConfigError with the place of an error; `where` is the setting that names the file.
     """
-    file = file_at(path, where)
+    file = existing(path, where)
     with readable(file):
         rows = list(_rows(file))
     if not rows:
@@ -77,7 +77,7 @@ def _rows(path: Path) -> Iterator[Row]:
         if begin == "{":
             for number, line in enumerate(file, 1):
                 if line.strip():
-                    yield _object(f"{path}:{number}", line)
+                    yield _object(path, number, line)
             return
         yield from _of_csv(path, csv.DictReader(file))
 
@@ -107,13 +107,8 @@ def _of_parquet(path: Path) -> Iterator[Row]:
     yield from (Row(f"{path}, row {number}", row) for number, row in enumerate(rows, 1))
 
 
-def _object(place: str, line: str) -> Row:
-    try:
-        content = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{place}: is not JSON: {error}") from None
-    except (ValueError, RecursionError):
-        raise ConfigError(f"{place}: is not JSON: a number too long, or lists too deep") from None
+def _object(path: Path, number: int, line: str) -> Row:
+    content, place = parsed(path, number, line), f"{path}:{number}"
     if not isinstance(content, dict):
         raise ConfigError(f"{place}: must be an object, one a line")
     return Row(place, content)

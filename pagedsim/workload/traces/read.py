@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from difflib import get_close_matches
 from itertools import chain
 from math import inf
 from os.path import isdir
@@ -36,6 +34,7 @@ from pagedsim.workload.traces.rows import (
     Format,
     Link,
     Options,
+    existing,
     opened,
     readable,
     refuse_bad,
@@ -105,36 +104,6 @@ def read_sessions(
     if not sessions:
         raise ConfigError(f"{files[0]}: holds no calls")
     return sessions
-
-
-def existing(path: str | Path | None, key: str = "path") -> Path:
-    """The path of an existing file; otherwise raises ConfigError with the closest file name."""
-    if path is None or not str(path):
-        raise ConfigError(f"{key}: must name a trace file")
-    file = Path(str(path))
-    with suppress(RuntimeError):  # unknown ~user: reported below as a missing folder
-        file = file.expanduser()
-    try:
-        size = file.stat().st_size
-    except (FileNotFoundError, NotADirectoryError):
-        raise _missing(file, key) from None
-    except OSError as error:
-        raise ConfigError(f"{key}={path}: {error.strerror}") from None
-    if file.is_dir():
-        raise ConfigError(f"{key}={path}: is a folder, must be a file")
-    if not file.is_file():
-        raise ConfigError(f"{key}={path}: is not a plain file, which can be read twice")
-    if not size:
-        raise ConfigError(f"{file}: the file is empty")
-    return file
-
-
-def _missing(file: Path, key: str) -> ConfigError:
-    if not file.parent.is_dir():
-        return ConfigError(f"{key}={file}: there is no folder {file.parent}")
-    close = get_close_matches(file.name, [p.name for p in file.parent.iterdir()], n=1)
-    hint = f"; did you mean {file.parent / close[0]}?" if close else ""
-    return ConfigError(f"{key}={file}: there is no such file{hint}")
 
 
 def format_of(path: Path, name: str, columns: Mapping[str, str] | None = None) -> Format:

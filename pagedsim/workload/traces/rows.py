@@ -6,8 +6,9 @@ import gzip
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -18,14 +19,34 @@ from pagedsim.core import ConfigError
 from pagedsim.workload.limits import LATEST, LONGEST
 
 
-def file_at(path: str | Path, where: str) -> Path:
-    """The path of an existing file; otherwise raises ConfigError that names the setting `where`."""
-    file = Path(path).expanduser()
+def existing(path: str | Path | None, key: str = "path") -> Path:
+    """The path of an existing file; otherwise raises ConfigError with the closest file name."""
+    if path is None or not str(path):
+        raise ConfigError(f"{key}: must name a trace file")
+    file = Path(str(path))
+    with suppress(RuntimeError):  # unknown ~user: reported below as a missing folder
+        file = file.expanduser()
+    try:
+        size = file.stat().st_size
+    except (FileNotFoundError, NotADirectoryError):
+        raise _missing(file, key) from None
+    except OSError as error:
+        raise ConfigError(f"{key}={path}: {error.strerror}") from None
     if file.is_dir():
-        raise ConfigError(f"{where}={path}: is a folder, must be a file")
+        raise ConfigError(f"{key}={path}: is a folder, must be a file")
     if not file.is_file():
-        raise ConfigError(f"{where}={path}: no such file")
+        raise ConfigError(f"{key}={path}: is not a plain file, which can be read twice")
+    if not size:
+        raise ConfigError(f"{file}: the file is empty")
     return file
+
+
+def _missing(file: Path, key: str) -> ConfigError:
+    if not file.parent.is_dir():
+        return ConfigError(f"{key}={file}: there is no folder {file.parent}")
+    close = get_close_matches(file.name, [p.name for p in file.parent.iterdir()], n=1)
+    hint = f"; did you mean {file.parent / close[0]}?" if close else ""
+    return ConfigError(f"{key}={file}: there is no such file{hint}")
 
 
 def opened(path: Path) -> TextIO:

@@ -127,7 +127,7 @@ def test_all_that_is_missing_is_asked_for_at_once() -> None:
     [
         (("mine.csv",), "mine.csv: must be TABLE.csv RESULT.json ..."),
         (("result.json", "mine.csv"), "result.json mine.csv: must be TABLE.csv RESULT.json ..."),
-        (("mine.csv", "none.json"), "result=none.json: no such file"),
+        (("mine.csv", "none.json"), "result=none.json: there is no such file"),
         (
             ("mine.csv", "other.json"),
             "other.json: has no mean_ttft_ms: must be a result of vllm be",

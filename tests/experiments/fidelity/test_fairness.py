@@ -175,7 +175,7 @@ def test_a_pool_that_adapters_fill_is_refused(tmp_path: Path) -> None:
         (["study.fcfs=no.csv", "study.other=no.csv"], "memory.blocks: must be given"),
         (
             ["study.fcfs=no.csv", "study.other=no.csv", "memory.blocks=9"],
-            "study.fcfs=no.csv: no such file",
+            "study.fcfs=no.csv: there is no such file",
         ),
         (["study.policy=fcfs"], "policy=fcfs, more=['drr']: must be different policies"),
         (["policy=vtc", "~policy.reserve"], "policy: must be one that wraps another"),
