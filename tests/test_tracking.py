@@ -125,7 +125,13 @@ def test_the_tables_of_a_result_are_tables_of_the_comparison(
     assert "tables/2/path" not in history_of(records(folders[-1]))[-1]
 
 
-SEARCH = Result("search", "How much?", "At which rate?", "python -m pagedsim", ["Much."])
+SEARCH = Result(
+    name="search",
+    title="How much?",
+    question="At which rate?",
+    command="python -m pagedsim",
+    finding=["Much."],
+)
 
 
 def test_rows_of_the_study_s_own_are_the_comparison(tmp_path: Path) -> None:

@@ -76,31 +76,38 @@ class Listing:
         return cls(title, head, [[row[name] for name in head] for row in rows], note)
 
 
-@dataclass(frozen=True)
-class Result:
+@dataclass(frozen=True, kw_only=True)
+class Conclusions:
+    """What the runs of a study show."""
+
+    finding: Sequence[str]
+    """Sentences, the most important first."""
+    rows: Sequence[Row] = ()
+    """Numbers, beside those that were published."""
+    beside: tuple[str, str] = PUBLISHED
+    """The headings of the two columns: the reference, and ours."""
+    listings: Sequence[Listing] = ()
+    notes: Sequence[str] = ()
+    data: Mapping[str, Any] = field(default_factory=dict)
+    """All numbers, as plain lists and mappings: for result.json, and to draw from."""
+    brief: bool = False
+    """Whether the terminal shows the finding and a short table, and the report has the rest."""
+    again: Mapping[str, str] = field(default_factory=dict)
+    """Further commands that a reader may want, by what each does."""
+    failed: Mapping[str, str] = field(default_factory=dict)
+    """What is missing, with the reason."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result(Conclusions):
     """Everything in a report."""
 
     name: str
     title: str
     question: str
     command: str
-    finding: Sequence[str]
-    """Sentences, most important first."""
-    rows: Sequence[Row] = ()
-    beside: tuple[str, str] = PUBLISHED
-    """Names of the two numbers of the rows."""
-    listings: Sequence[Listing] = ()
     source: str = ""
     """Source of the published numbers."""
-    notes: Sequence[str] = ()
-    data: Mapping[str, Any] = field(default_factory=dict)
-    """Data of the plots."""
-    failed: Mapping[str, str] = field(default_factory=dict)
-    """What is missing, with the reason."""
-    again: Mapping[str, str] = field(default_factory=dict)
-    """Further commands, by purpose."""
-    brief: bool = False
-    """Whether the terminal shows the finding and a short table, and the page has the rest."""
     made_by: Mapping[str, str] = field(default_factory=dict)
     """The version of pagedsim and, where it is known, the commit."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from pagedsim.metrics.catalogue import keys_of
 from pagedsim.metrics.compare import absent, value_of
 from pagedsim.metrics.files import COMPARISON, REPORT, RESULT, TIMELINE, write_json
 from pagedsim.metrics.recorder import SOURCES
-from pagedsim.metrics.result import Result
+from pagedsim.metrics.result import Conclusions, Result
 from pagedsim.report import show, write
 from pagedsim.report.figures import FigureSpec
 from pagedsim.report.replicas import replica_listings
@@ -197,17 +197,10 @@ def _result(study: Study, runs: Runs, reading: Analysis, arms: Arms | None) -> R
     replicas = []
     if arms is not None and reading.compares and arms.of_fleets:
         replicas = replica_listings(arms)
-    return Result(
-        name=runs.spec.experiment,
-        title=study.title,
-        question=study.question,
-        command=runs.spec.line(),
-        finding=reading.finding,
-        rows=reading.rows,
-        beside=reading.beside,
-        listings=[*reading.listings, *replicas],
-        source=study.source,
-        notes=[
+    conclusions = {part.name: getattr(reading, part.name) for part in fields(Conclusions)}
+    conclusions |= {
+        "listings": [*reading.listings, *replicas],
+        "notes": [
             *runs.noted,
             *reading.notes,
             *_seed_notes(runs, arms),
@@ -215,11 +208,16 @@ def _result(study: Study, runs: Runs, reading: Analysis, arms: Arms | None) -> R
             *block_size_notes(_block_sizes(runs.finished.values())),
             *blocks_notes(run.config["memory"] for run in runs.finished.values() if run.inside),
         ],
-        data=reading.data,
-        failed={**(arms.failed if arms is not None else {}), **reading.failed},
-        again=reading.again,
-        brief=reading.brief,
+        "failed": {**(arms.failed if arms is not None else {}), **reading.failed},
+    }
+    return Result(
+        name=runs.spec.experiment,
+        title=study.title,
+        question=study.question,
+        command=runs.spec.line(),
+        source=study.source,
         made_by=made_by(),
+        **conclusions,
     )
 
 

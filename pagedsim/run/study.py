@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from pagedsim.metrics.arms import DEFAULT_METRICS
-from pagedsim.metrics.result import PUBLISHED, Listing, Row
+from pagedsim.metrics.result import Conclusions
 from pagedsim.report.figures import FigureSpec
 from pagedsim.run.job import Arm, Failure, Job
 from pagedsim.run.runs import Runs
@@ -17,32 +17,16 @@ BackendName = Literal["sim", "engine", "http"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Analysis:
-    """The results of a study, computed from its runs."""
+class Analysis(Conclusions):
+    """The results of a study, computed from its runs; `failed` is beside runs that failed."""
 
-    finding: Sequence[str]
-    """Sentences, the most important first."""
-    rows: Sequence[Row] = ()
-    """Numbers, beside those that were published."""
-    beside: tuple[str, str] = PUBLISHED
-    """The headings of the two columns: the reference, and ours."""
-    listings: Sequence[Listing] = ()
-    notes: Sequence[str] = ()
-    data: Mapping[str, object] = field(default_factory=dict)
-    """All numbers, as plain lists and mappings: for result.json, and to draw from."""
     drawings: Mapping[str, FigureSpec] = field(default_factory=dict)
     compares: bool = False
     """Whether the table of arms is the main result."""
-    brief: bool = False
-    """Whether the terminal shows the finding and a short table, and the report has the rest."""
     headline: Sequence[str] | None = None
     """The pictures that stand for the result; None: all that are drawn."""
     table: Sequence[Mapping[str, object]] | None = None
     """The rows of comparison.csv; None: every arm against the first."""
-    again: Mapping[str, str] = field(default_factory=dict)
-    """Further commands that a reader may want, by what each does."""
-    failed: Mapping[str, str] = field(default_factory=dict)
-    """Missing results beside failed runs, and the reasons."""
     used: Mapping[str, str] = field(default_factory=dict)
     """Next steps: a label, and what to type or to open."""
     wrong: Mapping[str, Failure] = field(default_factory=dict)
