@@ -12,7 +12,7 @@ from pagedsim.core import ConfigError
 from pagedsim.fidelity.logs.log import check_log, write_log
 from pagedsim.metrics.arms import DEFAULT_METRICS, Arms
 from pagedsim.metrics.catalogue import keys_of
-from pagedsim.metrics.compare import estimate, finding, values_of
+from pagedsim.metrics.compare import finding, means_of
 from pagedsim.metrics.result import Notice, of_one_kind
 from pagedsim.metrics.slo import slo_of
 from pagedsim.metrics.stability import brief_note
@@ -135,18 +135,6 @@ def ordinary(spec: StudySpec, key: str, arm: Arm, seed: int) -> str:
     config = spec.configured(key, arm.overrides, arm.changes)
     numbers = [f"{name}={value:g}" for name, value in arm.changes.items()]
     return single(spec, [*arm.overrides, *numbers], seed, config)
-
-
-def means_of(arms: Arms, group: str | None = None) -> dict[str, dict[str, float]]:
-    """Means over the seeds of each arm's metrics that have values."""
-    means = {
-        arm: {key: list(values_of(arms, arm, key, group).values()) for key in keys_of(arms.metrics)}
-        for arm in arms.arms
-    }
-    return {
-        arm: {key: estimate(values).mean for key, values in metrics.items() if values}
-        for arm, metrics in means.items()
-    }
 
 
 def notices_of(arms: Arms) -> Iterator[str]:

@@ -16,7 +16,6 @@ from pagedsim.experiments.studies.compare import (
     check_baseline,
     check_metrics,
     check_overrides,
-    means_of,
     notes_of_left_out,
     notices_of,
 )
@@ -28,6 +27,7 @@ from pagedsim.metrics.compare import (
     finding,
     groups_of,
     in_words,
+    means_of,
     sureness,
     values_of,
 )

@@ -195,6 +195,16 @@ def values_of(study: Arms, arm: str, key: str, client: str | None = None) -> dic
     return {seed: value for seed, value in values.items() if not math.isnan(value)}
 
 
+def means_of(study: Arms, client: str | None = None) -> dict[str, dict[str, float]]:
+    """Means over the seeds of each arm's metrics that have values."""
+    keys = keys_of(study.metrics)
+    values = {arm: {key: values_of(study, arm, key, client) for key in keys} for arm in study.arms}
+    return {
+        arm: {key: estimate([*seeds.values()]).mean for key, seeds in of.items() if seeds}
+        for arm, of in values.items()
+    }
+
+
 def compare_two(
     study: Arms, arm: str, baseline: str, key: str, client: str | None = None
 ) -> Comparison | None:

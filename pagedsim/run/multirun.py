@@ -28,9 +28,8 @@ from rich.table import Table
 
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_flag
-from pagedsim.metrics.arms import Arms
 from pagedsim.metrics.catalogue import keys_of, label_of, scale_of
-from pagedsim.metrics.compare import estimate, values_of
+from pagedsim.metrics.compare import means_of
 from pagedsim.metrics.result import Listing, Notice, of_one_kind
 from pagedsim.report.console import listings
 from pagedsim.report.table import columns_of, write_columns
@@ -170,22 +169,10 @@ def record_job(
         "notes": list(published.result.notes) if published else [],
         "block_sizes": list(published.block_sizes.items()) if published else [],
         "metrics": keys_of(arms.metrics) if arms else [],
-        "arms": _means(arms) if arms else {},
+        "arms": means_of(arms) if arms else {},
     }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / _NAME).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-
-
-def _means(study: Arms) -> dict[str, dict[str, float | None]]:
-    """Every arm's metrics, as means over its seeds; null for what was not measured."""
-    means: dict[str, dict[str, float | None]] = {}
-    for arm in study.arms:
-        values = {
-            key: estimate(list(values_of(study, arm, key).values())).mean
-            for key in keys_of(study.metrics)
-        }
-        means[arm] = {key: None if math.isnan(mean) else mean for key, mean in values.items()}
-    return means
 
 
 def conclude(interrupted: bool = False, died: Exception | None = None) -> None:
