@@ -140,11 +140,11 @@ PLANTED: dict[str, list[tuple[Callable[..., object], str]]] = {
     ],
     "prefix": [
         (
-            lambda b: b.memory._key_of.__setitem__(b.solo.tables[0][0], None),
+            lambda b: b.memory._index.chain_of.__setitem__(b.solo.tables[0][0], None),
             r"the prefix cache's two indexes disagree",
         ),
         (
-            lambda b: b.memory._key_of.__setitem__(b.solo.tables[0][0], b"another"),
+            lambda b: b.memory._index.chain_of[b.solo.tables[0][0]].keys.__setitem__(0, b"another"),
             r"the prefix cache's two indexes disagree",
         ),
         (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from itertools import chain, takewhile
 from random import Random
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Memory, PagedMemory, PrefixMemory, Request
+from pagedsim.core.memory.block_index import BlockIndex
 from pagedsim.core.memory.eviction import EvictableBlocks
 from pagedsim.core.memory.prefix import PrefixIndex, add_keys
 from pagedsim.core.memory.tier import Tier
@@ -155,6 +157,54 @@ def test_evictable_blocks_are_a_queue_from_which_any_may_be_taken(
         assert [block in idle for block in range(TOTAL)] == [
             block in queue for block in range(TOTAL)
         ]
+
+
+# Blocks with content by key: the first registered is found, then the next; holes end a hit
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_block_index_finds_the_first_of_equal_blocks(seed: int) -> None:
+    index, owners, random = BlockIndex(2 * TOTAL), dict[Hashable, list[int]](), Random(seed)
+    key_of, tables = dict[int, Hashable](), [list[int](), list[int](), list[int]()]
+    for number in range(300):
+        table, word = tables[number % 3], ("aaaaaa", "aaaabb", "aaabbb")[number % 3]
+        keys = [word[: at + 1] for at in range(len(word))]
+        if random.random() < 0.7:  # its request goes on, and shares blocks or fills equal ones
+            first = len(table)
+            idle = [b for b in range(2 * TOTAL) if b not in key_of and b not in chain(*tables)]
+            end = min(first + random.randrange(1, 5), len(keys))
+            while len(table) < end and (idle or keys[len(table)] in owners):
+                shares = keys[len(table)] in owners and not (idle and random.random() < 0.8)
+                table.append(owners[keys[len(table)]][0] if shares else idle.pop())
+            if first == len(table):
+                table.clear()
+                continue
+            new = [b for b in table[first:] if b not in key_of]
+            assert index.register(table, keys, first, len(table)) == len(new)
+            for block, key in zip(table[first:], keys[first:], strict=False):
+                if block in new:
+                    key_of[block] = key
+                    owners.setdefault(key, []).append(block)
+        elif known := list(key_of):
+            some = random.choice([known, known[::-1], random.sample(known, len(known))])
+            some, gone = some[: random.randrange(len(some) + 1)], list[Hashable]()
+            for block in some:
+                owners[name := key_of.pop(block)].remove(block)
+                if not owners[name]:
+                    gone.append(name)
+                    del owners[name]
+            assert sorted(map(str, index.discard(some))) == sorted(map(str, gone))
+            if random.random() < 0.5:  # another prompt starts; blocks of this one stay as they are
+                table.clear()
+        index.check()
+        assert [index.key(block) for block in range(2 * TOTAL)] == [
+            *map(key_of.get, range(2 * TOTAL))
+        ]
+        assert index.copies == {key: some[1:] for key, some in owners.items() if some[1:]}
+        for start in range(len(keys)):
+            if start == 0 or keys[start - 1] not in owners:
+                hit = [*takewhile(owners.__contains__, keys[start:])]
+                assert index.find(keys, start) == [owners[key][0] for key in hit]
 
 
 # One index of several caches

@@ -166,7 +166,7 @@ def test_a_prefix_cache_evicts_in_order(name: str, seed: int) -> None:
             for record in reversed(records):
                 lists.free(record, now)
         memory.check(request for request, _ in alive)
-        cached = [memory._key_of[block] for block in memory.known_blocks()]
+        cached = [memory._index.key(block) for block in memory.known_blocks()]
         assert sorted(map(repr, cached)) == sorted(repr(r.key) for r in lists.records)
 
 

@@ -147,10 +147,24 @@ class EvictableBlocks:
 
     def among(self, blocks: Sequence[int]) -> int:
         """How many of these blocks are here."""
-        bundle_of, count = self._bundle_of, 0
-        for block in blocks:
-            count += bundle_of[block] >= 0
+        blocks, at, count = list(blocks), 0, 0
+        while at < len(blocks):
+            if self._bundle_of[blocks[at]] < 0:
+                at += 1
+                continue
+            _, _, alike = self._stretch(blocks, at)
+            at, count = at + alike, count + alike
         return count
+
+    def _stretch(self, blocks: list[int], at: int) -> tuple[list[int], int, int]:
+        """The bundle of a block, the block's place in it, and how many from there on are those
+        from `at` on."""
+        bundle = self._bundles[self._bundle_of[blocks[at]]]
+        begin = bundle.index(blocks[at])
+        count = min(len(bundle) - begin, len(blocks) - at)
+        if bundle[begin : begin + count] != blocks[at : at + count]:
+            count = next(n for n in range(count) if bundle[begin + n] != blocks[at + n])
+        return bundle, begin, count
 
     def add(self, bundle: list[int]) -> None:
         """Add a nonempty bundle; its last block is evicted first."""
@@ -179,20 +193,19 @@ class EvictableBlocks:
 
     def take_out(self, blocks: Sequence[int]) -> list[int]:
         """Remove those of these blocks that are here; returns the others."""
-        others, at, bundle_of = list[int](), 0, self._bundle_of
+        blocks, at, others, bundle_of = list(blocks), 0, list[int](), self._bundle_of
         while at < len(blocks):
             number = bundle_of[blocks[at]]
             if number < 0:
                 others.append(blocks[at])
                 at += 1
                 continue
-            bundle = self._bundles[number]
-            begin = end = bundle.index(blocks[at])
-            while end < len(bundle) and at < len(blocks) and bundle[end] == blocks[at]:
-                bundle_of[blocks[at]] = -1
-                end, at = end + 1, at + 1
-            del bundle[begin:end]
-            self.count -= end - begin
+            bundle, begin, count = self._stretch(blocks, at)
+            for block in bundle[begin : begin + count]:
+                bundle_of[block] = -1
+            del bundle[begin : begin + count]
+            at += count
+            self.count -= count
             if not bundle:
                 del self._bundles[number]
         return others
@@ -230,6 +243,9 @@ class RankedBlocks(EvictableBlocks):
     def __iter__(self) -> Iterator[int]:
         for entry in self._queue:
             yield entry.block
+
+    def among(self, blocks: Sequence[int]) -> int:
+        return sum(block in self for block in blocks)
 
     def add(self, bundle: list[int]) -> None:
         now = self._queue.tick()

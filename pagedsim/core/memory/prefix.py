@@ -14,14 +14,15 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from hashlib import blake2b
-from typing import Any, SupportsIndex, TypeVar
+from typing import Any, ClassVar, Final, SupportsIndex, TypeVar
 
 from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.errors import IntegrityError
 from pagedsim.core.memory.base import Copies, Fit, Memory, Pairs
+from pagedsim.core.memory.block_index import BlockIndex
 from pagedsim.core.memory.eviction import EvictableBlocks, Pins, RankedBlocks
 from pagedsim.core.memory.eviction_policy import EvictionPolicy, is_lru
 from pagedsim.core.memory.paged import PagedMemory
@@ -86,12 +87,44 @@ def _add_of_runs(keys: list[Hashable], text: SymbolicPrompt, blocks: int, size: 
     name = known - at if keys else _name(size, 0, streams[0])
     while True:
         end = min(ends[run], last)
-        keys += range(name + at + size, name + end + 1, size)
+        if end - at < _LongRuns.LENGTH * size:
+            keys += range(name + at + size, name + end + 1, size)
+        else:
+            begin = ends[run - 1] - ends[run - 1] % size if run else 0
+            known_keys = _long_runs.up_to(name, begin, end, size)
+            keys += known_keys[(at - begin) // size : (end - begin) // size]
         if end == last:
             return
         at = end - end % size
         name = _name(name, end, streams[run + 1])
         run += 1
+
+
+class _LongRuns:
+    """The keys of long runs that were used last: all turns of a session have them in common."""
+
+    LENGTH: ClassVar = 32
+    """Blocks from which on it pays."""
+
+    def __init__(self, most: int) -> None:
+        """At most so many keys are kept."""
+        self._keys: OrderedDict[int, list[Hashable]] = OrderedDict()  # by name of the run
+        self._room = most
+
+    def up_to(self, name: int, begin: int, end: int, size: int) -> list[Hashable]:
+        """The keys of a run from its begin in the text to there, or further."""
+        keys = self._keys.setdefault(name, [])
+        self._keys.move_to_end(name)
+        known = begin + len(keys) * size
+        new = range(name + known + size, name + end + 1, size)
+        keys += new
+        self._room -= len(new)
+        while self._room < 0 and len(self._keys) > 1:
+            self._room += len(self._keys.popitem(last=False)[1])
+        return keys
+
+
+_long_runs: Final = _LongRuns(1 << 19)
 
 
 def _name(before: int, start: int, stream: int) -> int:
@@ -133,9 +166,7 @@ class PrefixMemory(PagedMemory):
         # and pinned ones last.
         self._evictable = self._no_blocks()
         self._pins = Pins()
-        self._key_of: list[Hashable | None] = [None] * self.total
-        self._block_of: dict[Hashable, int] = {}  # the first block registered with each key
-        self._equals: dict[Hashable, list[int]] = {}  # the others of equal key, in order
+        self._index = BlockIndex(self.total)
         self._changes = 0
         # An index of cached keys that is shared across replicas, and this cache's bit in it.
         self._where: dict[Hashable, int] | None = None
@@ -154,7 +185,7 @@ class PrefixMemory(PagedMemory):
         return self._evictable.count + len(self._pins.places)
 
     def known_blocks(self) -> Iterable[int]:
-        return [block for block, key in enumerate(self._key_of) if key is not None]
+        return [block for block, chain in enumerate(self._index.chain_of) if chain is not None]
 
     # -- the pool ------------------------------------------------------------------------------
 
@@ -190,72 +221,56 @@ class PrefixMemory(PagedMemory):
         # The tail is evicted first: the beginning of a prompt is what others may share.
         if self._shared:
             blocks = [block for block in blocks if self._unreferenced(block)]
-        known = [block for block in blocks if self._key_of[block] is not None]
+        chain_of = self._index.chain_of
+        known = [block for block in blocks if chain_of[block] is not None]
         if len(known) < len(blocks):
-            self._free += [block for block in blocks if self._key_of[block] is None]
+            self._free += [block for block in blocks if chain_of[block] is None]
         if self._pins.until:
             known = [block for block in reversed(known) if not self._pins.takes(block)][::-1]
         if known:
             self._evictable.add(known)
 
-    def _learn(self, blocks: Sequence[int], keys: Sequence[Hashable], request: Request) -> None:
-        """Register blocks of a request under these keys, unless they are registered already."""
-        key_of, block_of = self._key_of, self._block_of
-        for block, key in zip(blocks, keys, strict=True):
-            if key_of[block] is not None:
-                self._changes -= 1
-                continue
-            key_of[block] = key
-            if block_of.setdefault(key, block) != block:
-                self._equals.setdefault(key, []).append(block)
+    def _learn(
+        self,
+        table: Sequence[int],
+        keys: Sequence[Hashable],
+        start: int,
+        end: int,
+        request: Request,
+    ) -> None:
+        """Register blocks `start` to `end` of a request's table, unless they are already."""
+        self._changes += self._index.register(table, keys, start, end)
+        blocks, keys = table[start:end], keys[start:end]
         self._evictable.registered(blocks, keys, request, request._priority)
-        self._changes += len(blocks)
         if self._where is not None:
             self._add_to_index(keys, self._where)
 
     def _forget(self, blocks: Sequence[int]) -> None:
-        key_of, block_of, equals, where = self._key_of, self._block_of, self._equals, self._where
-        for block in blocks:
-            key = key_of[block]
-            key_of[block] = None
-            if not equals or self._last(block, key):
-                del block_of[key]
-                if where is not None:
-                    self._remove_from_index(key, where)
+        gone = self._index.discard(blocks)
+        if self._where is not None:
+            self._remove_from_index(gone, self._where)
         self._evictable.forgotten(blocks)
         self._changes += len(blocks)
         if self._pins.until:
             self._pins.forget(blocks)
 
-    def _last(self, block: int, key: Hashable) -> bool:
-        """Unregister a block from its key; returns whether no equal block is left."""
-        equals = self._equals.get(key)
-        if equals is None:
-            return True
-        if self._block_of[key] == block:
-            self._block_of[key] = equals.pop(0)
-        else:
-            equals.remove(block)
-        if not equals:
-            del self._equals[key]
-        return False
-
     def share_index(self, where: dict[Hashable, int], bit: int) -> None:
         """Keep this cache's `bit` in `where`, an index shared across replicas; once only."""
         assert self._where is None, "this cache is in another index already"
         self._where, self._bit = where, bit
-        self._add_to_index(self._block_of, where)
+        self._add_to_index(self._index, where)
 
     def _add_to_index(self, keys: Iterable[Hashable], where: dict[Hashable, int]) -> None:
         for key in keys:
             if known_to_others(key):
                 where[key] = where.get(key, 0) | self._bit
 
-    def _remove_from_index(self, key: Hashable, where: dict[Hashable, int]) -> None:
-        if left := where.get(key, 0) & ~self._bit:
-            where[key] = left
-        else:
-            where.pop(key, None)
+    def _remove_from_index(self, keys: Iterable[Hashable], where: dict[Hashable, int]) -> None:
+        for key in keys:
+            if left := where.get(key, 0) & ~self._bit:
+                where[key] = left
+            else:
+                where.pop(key, None)
 
     # -- keys ----------------------------------------------------------------------------------
 
@@ -272,24 +287,22 @@ class PrefixMemory(PagedMemory):
         return keys if len(keys) == most else keys[:most]
 
     def lookup(self, request: Request) -> Sequence[int]:
-        hit: list[int] = []
-        for key in self.findable(request):
-            block = self._block_of.get(key)
-            if block is None:
-                break
-            hit.append(block)
-        return hit
+        return self._index.find(self.findable(request))
 
     def hit_may_change(self, request: Request) -> bool:
         # The first of equal blocks is found. Once it is reused, the next one is found, which may be
         # in use already and then takes no free block. The last step may have done so.
         if self._pins.places:
             return True  # pinned blocks may expire
-        hit = self.lookup(request)
-        return bool(hit) and (
-            any(self._is_free(block) and self._key_of[block] in self._equals for block in hit)
-            or self.fit(request, request.num_tokens, 0, hit) is Fit.NOW
-        )
+        hit, copies = self.lookup(request), self._index.copies
+        if not hit:
+            return False
+        if copies and any(
+            self._is_free(block) and key in copies
+            for block, key in zip(hit, self.findable(request), strict=False)
+        ):
+            return True
+        return self.fit(request, request.num_tokens, 0, hit) is Fit.NOW
 
     def _register(self, request: Request, tokens: int) -> None:
         """Register all blocks filled by its first `tokens` tokens."""
@@ -303,8 +316,7 @@ class PrefixMemory(PagedMemory):
         known = request._registered
         if full <= known:
             return
-        keys = self._keys(request, full)[known:full]
-        self._learn(request._tables[0][known:full], keys, request)
+        self._learn(request._tables[0], self._keys(request, full), known, full, request)
         request._registered = full
 
     # -- admission and growth ------------------------------------------------------------------
@@ -376,22 +388,19 @@ class PrefixMemory(PagedMemory):
         full = tokens // self.block_size
         for block in request._tables[0][full : request._registered]:
             holds = sum(block in table for table in request._tables)
-            if self.references(block) == holds and self._key_of[block] is not None:
+            if self.references(block) == holds and self._index.chain_of[block] is not None:
                 self._forget((block,))
         request._registered = min(request._registered, full)
 
     def forget(self) -> None:
         self._changes += 1
         if self._where is not None:
-            for key in self._block_of:
-                self._remove_from_index(key, self._where)
+            self._remove_from_index(self._index, self._where)
         # They are reused in the order of eviction.
         self._free = [*reversed((*self._evictable, *self._pins)), *self._free]
         self._evictable = self._no_blocks()
         self._pins = Pins()
-        self._key_of = [None] * self.total
-        self._block_of.clear()
-        self._equals.clear()
+        self._index = BlockIndex(self.total)
 
     def guard(self, request: Request, until: float) -> None:
         if request._tables:
@@ -428,17 +437,12 @@ class PrefixMemory(PagedMemory):
 
     def check(self, requests: Iterable[Request]) -> None:
         super().check(requests)
-        known = sum(self._key_of[block] is not None for block in self._free_blocks())
+        known = sum(self._index.chain_of[block] is not None for block in self._free_blocks())
         if known != self.cached:
             raise IntegrityError(
                 f"{known} free blocks are registered, {self.cached} are counted as cached"
             )
-        listed = [(block, key) for key, block in self._block_of.items()]
-        listed += [(block, key) for key, blocks in self._equals.items() for block in blocks]
-        if sorted(block for block, _ in listed) != [*self.known_blocks()] or any(
-            self._key_of[block] != key for block, key in listed
-        ):
-            raise IntegrityError("the prefix cache's two indexes disagree")
+        self._index.check()
 
 
 K = TypeVar("K")

@@ -97,14 +97,10 @@ class TieredMemory(PrefixMemory):
 
     def lookup(self, request: Request) -> Sequence[int]:
         """Blocks on the GPU, and from `total` on those below it, by their number."""
-        hit = list(super().lookup(request))
-        for key in self.findable(request)[len(hit) :]:
-            if (block := self._block_of.get(key)) is not None:
-                hit.append(block)
-            elif (number := self._below(key)) is not None:
-                hit.append(self.total + number)
-            else:
-                break
+        keys, hit = self.findable(request), list(super().lookup(request))
+        while len(hit) < len(keys) and (number := self._below(keys[len(hit)])) is not None:
+            hit.append(self.total + number)
+            hit += self._index.find(keys, len(hit))
         return hit if self._prices is None else hit[: self._worth(self._prices, hit)]
 
     def _below(self, key: Hashable) -> int | None:
@@ -145,21 +141,32 @@ class TieredMemory(PrefixMemory):
         below = [number for number in hit if number >= self.total]
         # Evictions that make room on the GPU are written down, and must not overwrite these.
         places = [self.place(number - self.total) for number in below]
+        keys: Sequence[Hashable]
         keys = [self._tiers[place.level - 1].hold(place.block, request) for place in places]
         blocks = self._take(len(below))
         for place, key, block in zip(places, keys, blocks, strict=True):
             self._moves.append(Move(place, Place(0, block)))
             self._tiers[place.level - 1].keep(place.block, key)
-        self._learn(blocks, keys, request)
         loaded = dict(zip(below, blocks, strict=True))
-        return [loaded.get(number, number) for number in hit]
+        table = [loaded.get(number, number) for number in hit]
+        if below:  # what the GPU has between them it has already
+            keys = self.findable(request)
+            self._learn(table, keys, hit.index(below[0]), len(hit), request)
+        return table
 
     # -- what goes down ------------------------------------------------------------------------
 
-    def _learn(self, blocks: Sequence[int], keys: Sequence[Hashable], request: Request) -> None:
-        both = zip(blocks, keys, strict=True)
-        new = [(block, key) for block, key in both if self._key_of[block] is None]
-        super()._learn(blocks, keys, request)
+    def _learn(
+        self,
+        table: Sequence[int],
+        keys: Sequence[Hashable],
+        start: int,
+        end: int,
+        request: Request,
+    ) -> None:
+        chain_of = self._index.chain_of
+        new = [(table[n], keys[n]) for n in range(start, end) if chain_of[table[n]] is None]
+        super()._learn(table, keys, start, end, request)
         for block, key in new:
             self._unwritten.pop(block, None)  # what it is to get now is not in it yet
             if self._through and known_to_others(key):
@@ -167,9 +174,10 @@ class TieredMemory(PrefixMemory):
 
     def _evict(self, blocks: Sequence[int]) -> None:
         for block in blocks:
-            key, priority = self._key_of[block], self._evictable.priority(block)
+            key, priority = self._index.key(block), self._evictable.priority(block)
+            copied = key in self._index.copies
             super()._evict((block,))
-            if known_to_others(key) and key not in self._block_of:
+            if not copied and known_to_others(key):
                 self._write(1, Place(0, block), key, priority)
 
     def _write(self, level: int, source: Place, key: Hashable, priority: float) -> None:
@@ -190,7 +198,7 @@ class TieredMemory(PrefixMemory):
 
     def drain(self) -> list[Move]:
         for block, key in self._unwritten.items():
-            if self._key_of[block] == key:
+            if self._index.key(block) == key:
                 for level in range(1, len(self._tiers) + 1):
                     self._write(level, Place(0, block), key, self._evictable.priority(block))
         self._unwritten, self._learned = self._learned, {}
