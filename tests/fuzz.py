@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 
 from pagedsim.build import BATCHINGS, MEMORIES, ROUTERS, make_router
 from pagedsim.cluster.link import Network
+from pagedsim.cluster.prefix_fetch import FETCHES
 from pagedsim.core import ConfigError, PagedsimError, Request, Scheduler, StepPlan
 from pagedsim.core.source import Mode
 from pagedsim.metrics.recorder import Recorder
@@ -50,6 +51,8 @@ class Fleet:
     router: str
     roles: tuple[str, ...]
     staleness: float = 0.0
+    fetch: str = "never"
+    bandwidth: float = 4e-8
 
 
 @dataclass(frozen=True)
@@ -149,8 +152,7 @@ def outcome(
         if case.fleet is None:
             (one,) = schedulers
             tiers = _tiers(one)
-            if one.queues.connector is not None or one.memory.begins_transfers:
-                how["transfers"] = Transfers(CopyTimes(7e5, 1, bus=1e8))
+            how |= _offloading(one)
             simulate(one, Load(case), costs, recorder, way=case.way, tiers=tiers, **how)
             tables = [recorder.requests_table(), recorder.steps_table()]
         else:
@@ -161,8 +163,9 @@ def outcome(
                 costs,
                 case.fleet.roles,
                 token_bytes=1.0,
-                server=how,
-                network=Network(4e-8),
+                server=[how | _offloading(scheduler) for scheduler in schedulers],
+                network=Network(case.fleet.bandwidth),
+                fetch=case.fleet.fetch,
                 staleness=case.fleet.staleness,
                 way=case.way,
                 seed=case.seed,
@@ -175,6 +178,11 @@ def outcome(
         for plan, decodes in recorder.plans:
             assert tuple(plan.decodes) == decodes, "a plan of which decodes changed afterwards"
     return [content(table) for table in tables]
+
+
+def _offloading(scheduler: Scheduler) -> dict[str, Any]:
+    """What a server needs for its host tier."""
+    return {"transfers": Transfers(CopyTimes(7e5, 1, bus=1e8))} if scheduler.offloads else {}
 
 
 def _tiers(scheduler: Scheduler) -> Tiers | None:
@@ -203,10 +211,15 @@ def simulations(draw: st.DrawFn, fleets: bool | None = None) -> Simulation:
     fleet = None
     if draw(st.booleans()) if fleets is None else fleets:
         fleet = draw(_fleets())
-    ahead = draw(st.booleans())
+    ahead, apart = draw(st.booleans()), fleet is not None and "prefill" in fleet.roles
     made = []
     for _ in fleet.roles if fleet else (0,):
-        memories = ("paged", "prefix") if fleet else tuple(MEMORIES)
+        memories = tuple(MEMORIES)
+        if fleet is not None:
+            fetches = fleet.fetch != "never"
+            memories = (
+                ("prefix", *(() if apart else ("radix",))) if fetches else ("paged", "prefix")
+            )
         batching = draw(st.sampled_from(tuple(BATCHINGS)))
         server = draw(servers(batching, draw(st.sampled_from(memories))))
         if draw(st.booleans()):  # room for more requests than a queue of length zero has
@@ -220,10 +233,10 @@ def simulations(draw: st.DrawFn, fleets: bool | None = None) -> Simulation:
                 max_batched_tokens=more[1],
             )
         can_load = server.batching == "unified" and server.memory in ("paged", "prefix")
-        if can_load and not fleet and draw(st.booleans()):
+        if can_load and not apart and draw(st.booleans()):
             host = draw(hosts())
             server = replace(server, preemption="recompute", cpu_blocks=0, host=host)
-        if server.batching == "sglang" and server.memory == "radix" and not fleet:
+        if server.batching == "sglang" and server.memory == "radix":
             write = draw(st.sampled_from([None, *USES_TO_WRITE]))
             blocks = draw(st.integers(1, 3 * server.blocks))
             server = replace(server, hicache=None if write is None else (blocks, write))
@@ -257,6 +270,8 @@ def _fleets(draw: st.DrawFn) -> Fleet:
         router=draw(st.sampled_from(tuple(ROUTERS))),
         roles=tuple(roles),
         staleness=draw(st.sampled_from([0.0, 0.0, 0.02])),
+        fetch=draw(st.sampled_from(FETCHES)),
+        bandwidth=draw(st.sampled_from([4e-8, 1e-5])),
     )
 
 

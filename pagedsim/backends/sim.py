@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from pagedsim.backends.base import Backend, BackendRun, StoppableRecorder
 from pagedsim.cluster.dispatcher import Dispatcher
+from pagedsim.cluster.prefix_fetch import NEVER
 from pagedsim.cluster.replica import Unit
 from pagedsim.cluster.simulate import simulate_fleet
 from pagedsim.cluster.spec import FleetSpec, Pool
@@ -202,17 +203,19 @@ class FleetRun(BackendRun):
 
     def _refuse_misfits(self) -> None:
         """Raise ConfigError for a replica that cannot send, or receive, migrated requests."""
-        moving = self.router.migrates_every is not None
-        if moving or any(place.role == "prefill" for place in self.places):
+        moving, fetching = self.router.migrates_every is not None, self.spec.fetch != NEVER
+        if moving or fetching or any(place.role == "prefill" for place in self.places):
             if self.spec.link is None:
                 raise ConfigError(
                     "fleet.link=null: must be given where requests go from replica to replica"
                 )
             hardware = [place.simulation.replica.hardware for place in self.places]
             self.spec.link.refuse_unknown(hardware)
-        self._validate_likeness(moving)
+        self._validate_likeness(moving or fetching)
         for place in self.places:
             migration = place.simulation.scheduler.migration
+            if fetching and place.role != "decode" and (reason := migration.prefix_error):
+                raise ConfigError(f"fleet.fetch={self.spec.fetch}: {place.name}: {reason}")
             gives = migration.detach_error if moving or place.role == "prefill" else None
             takes = migration.attach_error if moving or place.role == "decode" else None
             if reason := gives or takes:
@@ -312,6 +315,9 @@ class FleetRun(BackendRun):
                 "left": pa.array([move and move.ready for move in moves], pa.float64()),
                 "boarded": pa.array([move and move.attached for move in moves], pa.float64()),
             }
+        if dispatcher is not None and dispatcher.fetches is not None:
+            fetched = [dispatcher.fetches.tokens[request_id] for request_id in ids]
+            columns["fetched_tokens"] = pa.array(fetched, pa.int32())
         if dispatcher is not None and self.spec.dying is not None:
             retries = [dispatcher.retries[request_id] for request_id in ids]
             columns["retries"] = pa.array(retries, pa.int32())
@@ -330,10 +336,10 @@ class FleetRun(BackendRun):
         return spans
 
     def extra_summary(self) -> Settings:
-        migration = self._dispatcher.migration if self._dispatcher is not None else None
-        if migration is None:
+        if (dispatcher := self._dispatcher) is None or dispatcher.fabric is None:
             return {}
-        return {"transfers": {**migration.fabric.facts(), "migrations": migration.migrations}}
+        migrations = dispatcher.migration.migrations if dispatcher.migration is not None else 0
+        return {"transfers": {**dispatcher.fabric.facts(), "migrations": migrations}}
 
     def leave_off(self, recorder: StoppableRecorder) -> None:
         """Record the requests in replicas, between them, and in the queue in front of them."""

@@ -13,6 +13,8 @@ from typing import Any, Literal
 import simpy
 
 from pagedsim.cluster.kv_migration import KVMigration
+from pagedsim.cluster.link import Fabric
+from pagedsim.cluster.prefix_fetch import PrefixFetches
 from pagedsim.cluster.replica import FleetRecorder, ReplicaHandle, ReplicaState, ReplicaStates
 from pagedsim.cluster.view import Candidates, ReplicaView, StaleReplicaView
 from pagedsim.core import PagedsimError, Request, RequestId, State
@@ -89,7 +91,9 @@ class Dispatcher:
         self.done: dict[object, simpy.Event] = {}
         self.held: deque[Job] = deque()  # requests queued at the router
         self.num_requests = 0  # in the whole fleet
+        self.fabric: Fabric | None = None
         self.migration: KVMigration | None = None
+        self.fetches: PrefixFetches | None = None
         self._observing = type(router).observe is not Router.observe
         self._closed = False
         self._retrying = False
@@ -153,16 +157,25 @@ class Dispatcher:
         if isinstance(answer, Refusal):
             self.dismiss(request, State.REJECTED, answer.reason, self.recorder)
         elif answer is not None:
-            try:
-                answer.submit(request, output_len)
-            except RequestError as error:
-                if not request.generated:
-                    raise
-                # Prompt and generated tokens exceed the maximum length of that replica.
-                self.dismiss(request, State.REJECTED, str(error), self.recorder)
+            if self.fetches is None or not self.fetches.begin(request, answer, output_len):
+                self.enter(request, answer, output_len)
             if self.lazy is not None:
                 self.lazy.arrived(answer)
         return answer is not None
+
+    def enter(self, request: Request, replica: ReplicaHandle, output_len: int) -> None:
+        """Submit a request to the replica that it was routed to."""
+        try:
+            replica.submit(request, output_len)
+        except RequestError as error:
+            if not request.generated:
+                raise
+            # Prompt and generated tokens exceed the maximum length of that replica.
+            self.dismiss(request, State.REJECTED, str(error), self.recorder)
+
+    def cached_tokens(self, request: Request) -> Sequence[int]:
+        """Leading tokens of a request that the prefix cache of each replica has."""
+        return self._index().tokens(request)
 
     def route(self, request: Request, role: Phase) -> ReplicaHandle | Refusal | None:
         """The router's validated answer for one phase of a request; None: it has to wait."""
@@ -355,6 +368,7 @@ class Dispatcher:
                 up,
                 role if self._roles else "both",
                 self._index,
+                lambda: self.fetches,
             )
             for role in PHASES
         }
@@ -380,7 +394,8 @@ class Dispatcher:
         state, scheduler = self.states[replica], replica.scheduler
         if state is not ReplicaState.DRAINING or scheduler.unfinished or scheduler.in_flight:
             return
-        if not (scheduler.migration.held or replica.incoming):  # blocks of requests in migration
+        sends = self.fetches is not None and self.fetches.sends(replica)
+        if not (scheduler.migration.held or replica.incoming or sends):
             scheduler.memory.forget()
             self.states.put(replica, ReplicaState.OFF)
 
@@ -389,6 +404,8 @@ class Dispatcher:
         cache it held, restart elsewhere, ahead of all later arrivals."""
         self.states.put(replica, state)
         lost = replica.crash()
+        if self.fetches is not None:
+            lost += self.fetches.on_crash(replica)
         for request in lost:
             self.report_lost(replica, request)
         recomputed: list[Request] = []

@@ -6,12 +6,12 @@ from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import simpy
 
 from pagedsim.cluster.link import Fabric
-from pagedsim.cluster.replica import FleetRecorder, ReplicaHandle
+from pagedsim.cluster.replica import FleetRecorder, ReplicaHandle, Unit
 from pagedsim.core import Request, RequestId, State, StepPlan
 from pagedsim.core.errors import RequestError
 from pagedsim.policies.routing.router import Refusal
@@ -99,6 +99,33 @@ class Transfer:
 
 class _Cancelled(Exception):
     """Raised in the process of a cancelled transfer."""
+
+
+def send(
+    fabric: Fabric,
+    rows: list[tuple[Any, ...]],
+    request: Request,
+    source: ReplicaHandle,
+    target: ReplicaHandle,
+    tokens: int,
+    since: float | None = None,
+) -> Generator[simpy.Event, None, bool]:
+    """Send the keys and values of a request's tokens, and note that in `rows`; returns whether they
+    arrive. `since` is that of `Fabric.send`."""
+    busier = busier_end(source, target)
+    nbytes, links, layers = tokens * busier.token_bytes, busier.links, source.unit.layers
+    ends, began, arrived = (source.index, target.index), fabric.environment.now, False
+    try:
+        arrived = yield from fabric.send(*ends, nbytes, since=since, layers=layers, links=links)
+    finally:  # it may be cancelled
+        now = fabric.environment.now
+        rows.append((request.id, *ends, began, now, links * nbytes, arrived))
+    return arrived
+
+
+def busier_end(source: ReplicaHandle, target: ReplicaHandle) -> Unit:
+    """The side with fewer GPUs, which has more to carry on each."""
+    return max((source.unit, target.unit), key=attrgetter("token_bytes"))
 
 
 class KVMigration:
@@ -207,19 +234,9 @@ class KVMigration:
     def _send(
         self, transfer: Transfer, tokens: int, since: float | None = None
     ) -> Generator[simpy.Event, None, bool]:
-        source, target = transfer.source, transfer.target
-        assert source is not None
-        # The side with fewer GPUs has more to carry on each.
-        busier = max((source.unit, target.unit), key=attrgetter("token_bytes"))
-        nbytes, links, layers = tokens * busier.token_bytes, busier.links, source.unit.layers
-        ends, began, arrived = (source.index, target.index), self.environment.now, False
-        try:
-            arrived = yield from self.fabric.send(
-                *ends, nbytes, since=since, layers=layers, links=links
-            )
-        finally:  # it may be cancelled
-            row = transfer.request.id, *ends, began, self.environment.now, links * nbytes, arrived
-            self.dispatcher.recorder.transfers.append(row)
+        assert transfer.source is not None
+        ends, rows = (transfer.source, transfer.target), self.dispatcher.recorder.transfers
+        arrived = yield from send(self.fabric, rows, transfer.request, *ends, tokens, since)
         if transfer.cancelled:
             raise _Cancelled
         return arrived

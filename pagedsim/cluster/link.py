@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from heapq import heapreplace
 from math import inf
 from random import Random
 
@@ -25,6 +26,7 @@ class Link:
         self.channels = channels
         self.turn = simpy.Resource(environment, capacity=channels)
         self.bytes = 0.0  # transferred in all
+        self.free_at = [-inf] * channels  # a heap: when each has sent all that waits for it
         self._users = 0  # transfers that use it or wait for it
         self._idle = deque([-inf] * channels)  # idle channels, and since when each is
         self._filled = -inf  # when the last idle channel was taken
@@ -75,11 +77,20 @@ class Fifo:
     def carry(self, route: Route, nbytes: float) -> Generator[simpy.Event, None, None]:
         """Wait for a channel of each link in turn. All transfers take outgoing links before
         incoming ones, so there is no deadlock."""
+        end = self._environment.now + self.seconds(route, nbytes)
+        for link in route:
+            heapreplace(link.free_at, end)
         with ExitStack() as turns:
             for link in route:
                 yield turns.enter_context(link.turn.request())
             seconds = nbytes / min(link.bandwidth for link in route)
             yield self._environment.at(self._environment.now + seconds, NORMAL)
+
+    def seconds(self, route: Route, nbytes: float) -> float:
+        """How long a transfer would take that began now, as if no other were cancelled."""
+        now = self._environment.now
+        begin = max(now, *(link.free_at[0] for link in route))
+        return begin - now + nbytes / min(link.bandwidth for link in route)
 
 
 @dataclass(eq=False)
@@ -123,6 +134,12 @@ class Fair:
                 self._advance()
                 self._flows.remove(flow)
                 self._divide()
+
+    def seconds(self, route: Route, nbytes: float) -> float:
+        """How long a transfer would take that began now, at the rate that it would get now."""
+        flow = Flow(route, nbytes, self._environment.event())
+        divide([*map(replace, self._flows), flow])
+        return nbytes / flow.rate
 
     def _advance(self) -> None:
         now = self._environment.now
@@ -320,6 +337,11 @@ class Fabric:
             usage.lost += not arrives
             usage.bytes += links * nbytes if arrives else 0.0
         return arrives
+
+    def seconds(self, source: int, target: int, nbytes: float) -> float:
+        """About how long it would take to send bytes from now on, behind or beside all others."""
+        seconds = self._sharing.seconds(self.route(source, target), nbytes)
+        return seconds + 1e-6 * self.network.latency_us
 
     def route(self, source: int, target: int) -> Route:
         """The links between two replicas."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import simpy
 
@@ -219,6 +219,17 @@ def _fire(event: simpy.Event) -> None:
         callback(event)
 
 
+class Incoming(NamedTuple):
+    """A request on its way to a replica."""
+
+    blocks: int
+    """That it needs and that are not reserved yet."""
+    predicted: float
+    """Output tokens that are still to come."""
+    owed: int
+    """Prompt tokens to be computed."""
+
+
 @dataclass(frozen=True)
 class Unit:
     """The components of a replica, before it is placed in a simulation."""
@@ -265,9 +276,8 @@ class ReplicaHandle:
         self.server.undo = recorder.undo
         self.sampled: Callable[[StepPlan], None] | None = None
         """Callback for steps that complete prompts, on a prefill replica."""
-        self.incoming: dict[RequestId, tuple[int, float]] = {}
-        """Requests migrating to this replica: blocks not reserved yet, and predicted remaining
-        output tokens."""
+        self.incoming: dict[RequestId, Incoming] = {}
+        """Requests that are to be served here when they, or their prefixes, have come."""
         self.arrived: list[tuple[float, Request, int]] = []
         """Arrivals that are not processed yet."""
         self.notifier = StepNotifier(environment, unit.scheduler)
@@ -327,15 +337,17 @@ class ReplicaHandle:
         self.notifier.drop()
         return lost
 
-    def expect(self, request: Request) -> None:
-        """Register a request that migrates to this replica."""
-        blocks = self.scheduler.memory.blocks_for(request.num_tokens)
+    def expect(self, request: Request, reserved: int = 0, owed: int = 0) -> None:
+        """Register a request on its way to this replica, where memory for `reserved` tokens is
+        held, and `owed` are to be computed."""
+        blocks_for = self.scheduler.memory.blocks_for
+        blocks = blocks_for(request.num_tokens) - blocks_for(reserved)
         left = max(predicted(request) - request.generated, 0.0)
-        self.incoming[request.id] = blocks, left
+        self.incoming[request.id] = Incoming(blocks, left, owed)
 
     def room_reserved(self, request: Request) -> None:
         """The blocks of an incoming request are reserved."""
-        self.incoming[request.id] = 0, self.incoming[request.id][1]
+        self.incoming[request.id] = self.incoming[request.id]._replace(blocks=0)
 
     def cancel_expected(self, request: Request) -> None:
         """An incoming request was attached, or its migration has ended."""

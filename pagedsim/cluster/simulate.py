@@ -10,7 +10,8 @@ from pagedsim.cluster.autoscale import scale
 from pagedsim.cluster.dispatcher import MIN_INTERVAL_S, Dispatcher
 from pagedsim.cluster.failures import fail
 from pagedsim.cluster.kv_migration import RESEND, KVMigration
-from pagedsim.cluster.link import Fabric, Network
+from pagedsim.cluster.link import Fabric
+from pagedsim.cluster.prefix_fetch import ALWAYS, NEVER, PrefixFetches
 from pagedsim.cluster.replica import FleetRecorder, ReplicaHandle, ReplicaRecorder, Unit
 from pagedsim.cluster.spec import FleetSpec
 from pagedsim.core import PagedsimError
@@ -44,6 +45,7 @@ def simulate_fleet(
     """
     environment, failures, autoscale = Environment(), spec.dying, spec.autoscale
     together = together or failures is not None or autoscale is not None
+    together = together or spec.fetch != NEVER
     independent = _independent(units, source, router) and not together
     replicas = [
         ReplicaHandle(index, unit, environment, recorder, independent)
@@ -52,7 +54,7 @@ def simulate_fleet(
     dispatcher = Dispatcher(
         environment, replicas, router, refused, spec.staleness, spec.max_retries
     )
-    _join(dispatcher, spec.link, seed, spec.on_receiver_death == RESEND)
+    _join(dispatcher, spec, seed)
     if failures is not None:
         fail(dispatcher, failures, seed)
     if autoscale is not None:
@@ -96,19 +98,25 @@ def _independent(units: Sequence[Unit], source: Source, router: Router) -> bool:
     return not (waits or reacts or shares) and all(unit.role == "both" for unit in units)
 
 
-def _join(dispatcher: Dispatcher, network: Network | None, seed: int, resends: bool) -> None:
-    """Set up migration, for prefill-decode disaggregation or a router that rebalances."""
+def _join(dispatcher: Dispatcher, spec: FleetSpec, seed: int) -> None:
+    """Set up fetches of prefixes, and migration for prefill-decode disaggregation or a router that
+    rebalances."""
     prefill = [replica for replica in dispatcher.replicas if replica.role == "prefill"]
     every = dispatcher.router.migrates_every
     if every is not None:
         name = type(dispatcher.router).__name__
         require_number(f"{name}.migrates_every", every, MIN_INTERVAL_S)
-    if not prefill and every is None:
+    migrates = bool(prefill) or every is not None
+    if not migrates and spec.fetch == NEVER:
         return
-    assert network is not None, "links must be given"
+    assert spec.link is not None, "links must be given"
     hardware = [replica.unit.hardware for replica in dispatcher.replicas]
-    fabric = Fabric(dispatcher.environment, network, seed, hardware)
-    dispatcher.migration = KVMigration(dispatcher, fabric, resends)
+    fabric = dispatcher.fabric = Fabric(dispatcher.environment, spec.link, seed, hardware)
+    if spec.fetch != NEVER:
+        dispatcher.fetches = PrefixFetches(dispatcher, fabric, always=spec.fetch == ALWAYS)
+    if not migrates:
+        return
+    dispatcher.migration = KVMigration(dispatcher, fabric, spec.on_receiver_death == RESEND)
     for replica in prefill:
         replica.hand_off(dispatcher.migration.on_prefill_step(replica))
     if every is not None:

@@ -13,6 +13,7 @@ from pagedsim.cluster.dispatcher import MAX_RETRIES
 from pagedsim.cluster.failures import Failures, failures_of
 from pagedsim.cluster.kv_migration import AFTER_DEATH, RESEND
 from pagedsim.cluster.link import Network
+from pagedsim.cluster.prefix_fetch import FETCHES, NEVER
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import (
     choices,
@@ -58,7 +59,10 @@ class FleetSpec:
     staleness: float = 0.0
     """Maximum age of the counts that a router reads, in seconds."""
     link: Network | None = None
-    """The network for KV-cache migration; None: there is none."""
+    """The network for KV-cache migration and fetches of prefixes; None: there is none."""
+    fetch: str = NEVER
+    """Whether a replica gets a prefix that another one has over the network: `never`; `sooner`,
+    where that is sooner than to compute it; `always`."""
     on_receiver_death: str = RESEND
     """When the target of a migration fails: `resend` the KV cache to another replica, or
     `recompute` it."""
@@ -81,6 +85,8 @@ class FleetSpec:
         require_whole("max_retries", self.max_retries, 0)
         if self.on_receiver_death not in AFTER_DEATH:
             raise unknown("on_receiver_death", str(self.on_receiver_death), AFTER_DEATH)
+        if self.fetch not in FETCHES:
+            raise unknown("fetch", str(self.fetch), FETCHES)
         self._refuse_unpaired_roles()
         _ = self.dying  # validates it
         if self.autoscale is not None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from math import inf, nextafter
 from typing import Any, overload
 
+from pagedsim.cluster.prefix_fetch import PrefixFetches
 from pagedsim.cluster.replica import ReplicaHandle
 from pagedsim.core import Request, policy_validation
 from pagedsim.core.memory.prefix import PrefixIndex
@@ -79,11 +80,13 @@ class ReplicaView:
             blocks_for = replica.scheduler.memory.blocks_for
             self._walked = state
             self._wanted = sum(blocks_for(request.num_tokens) for request in waiting)
-        return self._wanted + sum([blocks for blocks, _ in replica.incoming.values()])
+        return self._wanted + sum([coming.blocks for coming in replica.incoming.values()])
 
     @property
     def owed_tokens(self) -> int:
-        return self._replica.load.owed(self._replica.clock.now)
+        replica = self._replica
+        coming = sum([coming.owed for coming in replica.incoming.values()])
+        return replica.load.owed(replica.clock.now) + coming
 
     @property
     def stored_tokens(self) -> int:
@@ -93,7 +96,7 @@ class ReplicaView:
     def predicted_tokens(self) -> float:
         clock = self._replica.scheduler.clock
         predicted = max(self._replica.load.predicted_output - clock.generated_in_all, 0.0)
-        return predicted + sum([left for _, left in self._replica.incoming.values()])
+        return predicted + sum([coming.predicted for coming in self._replica.incoming.values()])
 
     @property
     def batch(self) -> Collection[Request]:
@@ -188,8 +191,11 @@ class Candidates(Replicas):
         all_views: Sequence[ReplicaView],
         role: str,
         index: Callable[[], PrefixIndex],
+        fetches: Callable[[], PrefixFetches | None],
     ) -> None:
-        """`index` covers the prefix caches of all replicas, and is built on first use."""
+        """`index` covers the prefix caches of all replicas, and is built on first use; `fetches`
+        between them are None where there are none."""
+        self._fetches = fetches
         self._views = views
         self._index = index
         self._all = tuple(all_views)
@@ -212,6 +218,11 @@ class Candidates(Replicas):
             view.catch_up()
         cached = self._index().tokens(request)
         return [cached[view.index] for view in self._views]
+
+    def prefill_seconds(self, request: Request) -> Sequence[float]:
+        if (fetches := self._fetches()) is None:
+            return super().prefill_seconds(request)
+        return fetches.prefill_seconds(request, [view.index for view in self._views])
 
     def __len__(self) -> int:
         return len(self._views)

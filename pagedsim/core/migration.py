@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from pagedsim.core.batching import Batching
 from pagedsim.core.errors import ConfigError, RequestError, is_whole
+from pagedsim.core.memory import Memory
 from pagedsim.core.queues import Queues
 from pagedsim.core.request import Request, State
 from pagedsim.core.reservations import Placeholder
@@ -176,6 +177,39 @@ class Migration:
         """Free the blocks held here for a request: they have been copied, or are not needed."""
         self._queues.disturbed = True
         self._reservations.drop(self._placeholder_of(request))
+
+    # -- prefixes of requests that are still to be added -------------------------------------------
+
+    @property
+    def prefix_error(self) -> str | None:
+        """Why no prefix of another scheduler can be put into the cache here, or None."""
+        kind = type(self._memory)
+        if kind.lookup is not Memory.lookup:
+            return None
+        return f"{kind.__name__} has no prefix cache: choose memory=prefix or radix"
+
+    def expect_prefix(self, request: Request, tokens: int, now: float) -> bool:
+        """Hold memory for the first `tokens` tokens of a request, which come before it is added
+        here; False: there is no room."""
+        queues = self._queues
+        queues.require_absent(request)
+        queues._now = now
+        queues.disturbed = True
+        placeholder = queues.expect(request)
+        if not self._reservations.fill(placeholder, tokens, self._batching.margin(queues)):
+            self._reservations.drop(placeholder)
+            return False
+        if queues.connector is not None:
+            queues.connector.received.update(placeholder._tables[0])
+        return True
+
+    def put_prefix(self, request: Request, tokens: int) -> None:
+        """Of what memory is held for, `tokens` tokens are here: they are in the cache from now on,
+        for this request as for others, and no memory is held any more."""
+        placeholder = self._placeholder_of(request)
+        if tokens > placeholder.computed:
+            self._memory.filled(placeholder, tokens)
+        self.release_reservation(request)
 
     # -- checks ----------------------------------------------------------------------------------
 

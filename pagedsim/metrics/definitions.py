@@ -244,6 +244,14 @@ def prefill_tokens(group: RequestGroup) -> float:
     return group.total("prefill_tokens")
 
 
+@METRICS.group("Fetched tokens", "count", NEITHER)
+def fetched_tokens(group: RequestGroup) -> float | None:
+    """Prompt tokens that a replica got from the prefix cache of another before it computed the
+    rest; those that are still there when it is admitted are GPU hits, too."""
+    fetches = group.requests.optional("fetched_tokens") is not None
+    return group.total("fetched_tokens") if fetches else None
+
+
 @METRICS.run("Loaded tokens", "count", NEITHER)
 def loaded_tokens(run: RunTables) -> int | None:
     """Tokens that were found in the tiers below the GPU and loaded; again where a request that
@@ -353,11 +361,12 @@ def _wasted(steps: StepPart) -> tuple[float, ...]:
 def kv_waste_mean(run: RunTables, waste: float, known: float) -> float:
     """Slots of used blocks that hold no token, as a share, averaged over the time of steps in
     which all requests in memory decode; undefined where requests share blocks, whose slots count
-    for several at once, or move between replicas, which hold blocks for those on their way."""
+    for several at once, or they or their prefixes move between replicas, which hold blocks for
+    those on their way."""
     # Blocks are shared where a prefix is found in the cache, or a request has several sequences.
     cached, sequences = run.requests["cached_tokens"], run.requests["sequences"]
     shared = (cached > 0).any() or (sequences > 1).any()
-    moving = run.requests.optional(CAME_FROM) is not None
+    moving = any(run.requests.optional(name) is not None for name in (CAME_FROM, "fetched_tokens"))
     return NAN if shared or moving else ratio(waste, known)
 
 

@@ -336,6 +336,12 @@ class RadixMemory(Memory):
         request._registered = len(pages)
         request._tables = [[*pages, *self._take(self.blocks_for(tokens) - len(pages))]]
 
+    def holds(self, request: Request, tokens: int, spare: int, hit: Sequence[int]) -> bool:
+        return self.fit(request, tokens, spare, hit) is _NOW
+
+    def hold(self, request: Request, tokens: int, hit: Sequence[int]) -> None:
+        self.admit(request, tokens, hit)
+
     def stride(self, forked: bool) -> int | None:
         return self.block_size
 

@@ -16,9 +16,10 @@ REFUSES = ("predicted", "now", "late")
 class Conductor(Router):
     """The replica that is to give the first token the soonest, by queue, prefix and prefill.
 
-    The paper's also weighs fetching a prefix from another, which replicas here cannot. `ttft` and
-    `tbt` are the objectives in seconds, of a first token and of the time between tokens; null:
-    none. A request that would miss `ttft` is refused on arrival.
+    With `fleet.fetch=sooner` it weighs fetching a prefix from another replica, as the paper's does,
+    by its time and not by a ratio of lengths. `ttft` and `tbt` are the objectives in seconds, of a
+    first token and of the time between tokens; null: none. A request that would miss `ttft` is
+    refused on arrival.
 
     One that would miss `tbt` is refused at `refuse`: "late", when its first token is out and the
     one that is to decode would be too slow with it; "now", on arrival, by those who decode now;
@@ -92,10 +93,10 @@ class Conductor(Router):
 
 def _prefiller(request: Request, replicas: Replicas) -> tuple[float, Replica]:
     """The replica with the soonest first token, and its delay."""
-    matched, tokens = replicas.cached_tokens(request), request.num_tokens
+    prefills = replicas.prefill_seconds(request)
     seconds = [
-        prefill_backlog(replica) + replica.prefill_seconds(tokens - cached, cached)
-        for replica, cached in zip(replicas, matched, strict=True)
+        prefill_backlog(replica) + prefill
+        for replica, prefill in zip(replicas, prefills, strict=True)
     ]
     soonest = min(seconds)
     return soonest, replicas[seconds.index(soonest)]

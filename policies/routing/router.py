@@ -126,6 +126,15 @@ class Replicas(Sequence[Replica], ABC):
         """Leading tokens of a request that the prefix cache of each has, in their order."""
         return [replica.cached_tokens(request) for replica in self]
 
+    def prefill_seconds(self, request: Request) -> Sequence[float]:
+        """How long each would take for a prompt if it were idle, behind what its prefix cache has
+        or what it would fetch from another's (`fleet.fetch`), in their order."""
+        cached, tokens = self.cached_tokens(request), request.num_tokens
+        return [
+            replica.prefill_seconds(tokens - known, known)
+            for replica, known in zip(self, cached, strict=True)
+        ]
+
 
 @dataclass(frozen=True)
 class Refusal:

@@ -53,7 +53,7 @@ def whole(
     roles: Sequence[str] = (),
     token_bytes: float | Sequence[float] = 0.0,
     layers: int = 1,
-    server: Mapping[str, Any] | None = None,
+    server: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
     recorder: Recorder | None = None,
     **settings: Any,
 ) -> tuple[Dispatcher, Recorder]:
@@ -68,6 +68,7 @@ def whole(
         dying=settings.pop("failures", None),
         autoscale=settings.pop("autoscale", None),
         on_receiver_death=settings.pop("on_receiver_death", RESEND),
+        fetch=settings.pop("fetch", "never"),
         max_retries=settings.pop("max_retries", MAX_RETRIES),
     )
     recorder = recorder or Recorder()
@@ -78,7 +79,7 @@ def whole(
             cast(Any, roles[index] if roles else "both"),
             one,
             cast(CostModel, costs),
-            server or {},
+            server[index] if isinstance(server, Sequence) else server or {},
             token_bytes=token_bytes[index] if isinstance(token_bytes, Sequence) else token_bytes,
             layers=layers,
         )

@@ -22,6 +22,7 @@ from pagedsim.build import make_router
 from pagedsim.cluster.failures import ListedOutages, RandomOutages
 from pagedsim.cluster.kv_migration import AFTER_DEATH
 from pagedsim.cluster.link import Network
+from pagedsim.cluster.prefix_fetch import FETCHES
 from pagedsim.cluster.view import ReplicaView
 from pagedsim.core import Request
 from pagedsim.core.source import Mode
@@ -109,6 +110,7 @@ PARTS: dict[str, Any] = {
     "roles": st.none() | st.lists(st.sampled_from(["both", "prefill", "decode"]), max_size=3),
     "network": networks,
     "on_receiver_death": st.sampled_from(AFTER_DEATH),
+    "fetch": st.sampled_from(FETCHES),
     "rows": rows,
     "alike": st.booleans(),
     "mode": st.sampled_from(["open", "closed", "burst"]),
@@ -172,9 +174,11 @@ def holds(fleet: dict[str, Any]) -> None:
     if roles is not None:
         roles = [*roles, "prefill", "decode"]
         kinds = [kinds[number % len(kinds)] for number in range(len(roles))]
+    if fleet["fetch"] != "never":
+        kinds = [kind | {"memory": "prefix"} for kind in kinds]
     schedulers = [server(**kind) for kind in kinds]
     jobs = load(fleet)
-    names = ("staleness", "failures", "autoscale", "seed", "network", "on_receiver_death")
+    names = ("staleness", "failures", "autoscale", "seed", "network", "on_receiver_death", "fetch")
     dispatcher, recorder = whole(
         schedulers,
         jobs,

@@ -50,6 +50,38 @@ def test_a_transfer_takes_its_bytes_over_the_bandwidth_and_the_latency() -> None
     assert fabric.facts() == pytest.approx(facts | none)
 
 
+@pytest.mark.parametrize("channels", [1, 2])
+@pytest.mark.parametrize("sharing", ["fifo", "fair"])
+@given(
+    earlier=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 9)), max_size=6),
+    at=st.integers(0, 40),
+    gb=st.integers(1, 9),
+)
+def test_a_transfer_takes_as_long_as_foreseen(
+    channels: int, sharing: str, earlier: list[tuple[int, int]], at: int, gb: int
+) -> None:
+    """First come, first served, it is known when it begins; of shares, that it takes no longer."""
+    network = Network(1.0, latency_us=500, channels=channels, sharing=sharing)
+    environment = Environment()
+    fabric = Fabric(environment, network)
+
+    def one(after: float, gb: float) -> Events:
+        yield environment.timeout(after)
+        yield from fabric.send(0, 1, gb * GB)
+
+    def foreseen() -> Events:
+        yield environment.timeout(at + 0.5)
+        seconds = fabric.seconds(0, 1, gb * GB)
+        yield from fabric.send(0, 1, gb * GB)
+        took = environment.now - at - 0.5
+        assert took == pytest.approx(seconds) or (sharing == "fair" and took < seconds)
+
+    for after, size in earlier:
+        if after <= at:
+            environment.process(one(after, size))
+    environment.run(environment.process(foreseen()))
+
+
 @pytest.mark.parametrize(
     ("sharing", "expected"),
     [

@@ -111,13 +111,28 @@ class Toy:
                 block[position % SIZE] = token
             assert block[position % SIZE] == token, (request, position)
 
-    def serve(self, requests: list[Request], abort: float = 0.0) -> None:
+    def receive(self, request: Request) -> None:
+        """The prefix of a request has come from another server."""
+        placeholder = self.scheduler.queues.reservations.placeholders[request.id]
+        table = placeholder._tables[0]
+        for position in range(placeholder.computed, SIZE * len(table)):
+            block = self.gpu.setdefault(table[position // SIZE], [None] * SIZE)
+            block[position % SIZE] = self.token(request, position)
+        self.scheduler.migration.put_prefix(request, SIZE * len(table))
+
+    def serve(self, requests: list[Request], abort: float = 0.0, fetch: float = 0.0) -> None:
         """Serve requests that come one a step, until nothing is in flight."""
-        sut = self.scheduler
-        while requests or sut.unfinished or sut.transferring:
+        sut, coming = self.scheduler, list[Request]()
+        while requests or coming or sut.unfinished or sut.transferring:
             self.step += 1
             if requests and self.random.random() < 0.6:
-                sut.add(requests.pop(), self.step, output_len=self.random.randint(1, 9))
+                request = requests.pop()
+                tokens = (request.num_tokens - 1) // SIZE * SIZE
+                fetches = tokens and self.random.random() < fetch
+                if fetches and sut.migration.expect_prefix(request, tokens, self.step):
+                    coming.append(request)
+                else:
+                    sut.add(request, self.step, output_len=self.random.randint(1, 9))
             if sut.unfinished and self.random.random() < abort:
                 sut.abort(self.random.choice(list(sut.requests)), self.step)
             plan = sut.plan(self.step)
@@ -127,6 +142,9 @@ class Toy:
                 plan, self.step, {request.id: self.random.randint(0, 1) for request in sampled}
             )
             sut.transferred(done, self.step)
+            if coming and self.random.random() < 0.5:
+                self.receive(request := coming.pop(0))
+                sut.add(request, self.step, output_len=self.random.randint(1, 9))
             sut.check()
             assert self.step < 5000, "it never ends"
 
@@ -158,7 +176,7 @@ def test_what_is_loaded_is_what_was_computed(paged: bool, how: dict[str, object]
         random = Random(seed)
         memory = PagedMemory(16, SIZE) if paged else PrefixMemory(16, SIZE)
         toy = Toy(scheduler(memory, **how), random)  # type: ignore[arg-type]
-        toy.serve(requests(random, 40), abort=0.05 * (seed % 2))
+        toy.serve(requests(random, 40), abort=0.05 * (seed % 2), fetch=0 if paged else 0.8)
         assert toy.scheduler.memory.free == 16 and not toy.open
         loaded += toy.loaded
     assert loaded > 0

@@ -60,7 +60,10 @@ def of_requests(books: Books, group: Group) -> dict[str, Any]:
         "goodput_per_s": None if met is None else goodput(books, len(met)),
         "slo_attainment": None if met is None else ratio(len(met), len(group)),
         "preemptions": sum(life.preemptions for life in group),
-        "retries": sum(columns["retries"].to_pylist()) if "retries" in columns else None,
+        **{
+            name: sum(columns[name].to_pylist()) if name in columns else None
+            for name in ("retries", "fetched_tokens")
+        },
         "recomputed_tokens": sum(life.recomputed for life in group),
         "swapped_blocks": sum(life.swapped for life in group),
         "cached_tokens": cached,
@@ -190,7 +193,7 @@ def work(books: Books, step: Step) -> Any:
 
 
 def waste(books: Books) -> float:
-    moving = "came_from" in books.recording.run.request_columns([])
+    moving = {"came_from", "fetched_tokens"} & books.recording.run.request_columns([]).keys()
     if moving or any(life.cached or life.width > 1 for life in books.lives):
         return nan
     waste = known = 0.0

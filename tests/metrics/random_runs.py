@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from pagedsim.backends.base import StoppableRecorder
 from pagedsim.build import POLICIES
+from pagedsim.cluster.prefix_fetch import FETCHES
 from pagedsim.core import PrefillFirst, StepPlan
 from pagedsim.core.queues import Queues
 from pagedsim.metrics.arms import Run
@@ -48,7 +49,7 @@ MEASURED = ("partial", "notices", "transfers", "backlogs", "outages")
 """Entries of a summary that say something else than a metric."""
 OTHER_COLUMNS = (
     *("reason", "session", "turn", "replica", "came_from", "left", "boarded", "retries"),
-    *("tokens_before", "resumed", "resumed_on", "working_set"),
+    *("tokens_before", "resumed", "resumed_on", "working_set", "fetched_tokens"),
 )
 """Columns of requests that say what the workload or the fleet has said."""
 
@@ -90,6 +91,8 @@ def draw(dice: Random) -> Case:
     words = _load(dice, workload, wide=not apart) + _server(dice, fleet, talks)
     if fleet:
         words += _fleet(dice, apart)
+        if "memory=prefix" in words:
+            words += [f"fleet.fetch={dice.choice(FETCHES)}"]
     predicted = dice.choice(["oracle", "noisy", "rank", "bucket"])
     words += [f"predictor={predicted}", f"seed={dice.randrange(100)}"]
     stops = not fleet and dice.random() < 0.15

@@ -119,6 +119,8 @@ class OffloadConnector:
         self._fences = Fences()
         self._loading: set[Hashable] = set()  # chunks that others should find on the GPU soon
         self._refused: set[Account] = set()  # they repeat their offers
+        self.received: set[int] = set()
+        """Blocks that were given to what comes from another server, since the last step."""
         # Of the step that is being planned:
         self.step = OffloadStep()
         self._now = 0.0
@@ -198,6 +200,7 @@ class OffloadConnector:
             self._forget_if_done(account)
         if self.lower.tiers:
             self.lower.promote(self._now, self.step)
+        self.received = set()
         self.step.held_back = self.host.held_back
         plan._transfers = [*self._loads, *stores]
         plan._flushed = [*sorted(flushed), *self._waited_for]
@@ -211,7 +214,7 @@ class OffloadConnector:
 
     def _taken(self, plan: StepPlan) -> set[int]:
         """Blocks that were allocated in this step, and all those of requests admitted in it."""
-        taken: set[int] = set()
+        taken = self.received
         for request in self._admitted:
             for table in request._tables:
                 taken.update(table)
