@@ -69,7 +69,7 @@ RULES: dict[str, tuple[str, Outside]] = {
     "pagedsim.sim": ("core build server", all_but(*TORCH)),
     "pagedsim.cluster": ("core build server sim policies", all_but(*TORCH)),
     "pagedsim.requirements": ("core", only()),
-    "pagedsim.engine": ("core build server kernels requirements", all_but(*STUDY)),
+    "pagedsim.engine": ("core sglang build server kernels requirements", all_but(*STUDY)),
     "pagedsim.api": (
         "core metrics report run spec user_error",
         only("matplotlib", "numpy", "pyarrow", "rich"),

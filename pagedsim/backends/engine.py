@@ -269,7 +269,7 @@ class Serving(BackendRun):
     def step_columns(self) -> Mapping[str, pa.Array]:
         times = {f"{part}_seconds": pa.array(times) for part, times in self._times.items()}
         columns = {**times, "plan": pa.array(self._plans, pa.string())}
-        if self.scheduler.queues.connector is not None:
+        if self.scheduler.offloads:
             columns |= self._copies.columns()
         return columns
 

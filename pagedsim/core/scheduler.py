@@ -456,7 +456,7 @@ class Scheduler:
             for request in reversed(connector.transferred(jobs, now, failed)):
                 self.queues.unhold(request)
         else:
-            self.memory.transferred(jobs)
+            self.memory.transferred(jobs, failed)
         self._note_idleness(now)
 
     def host_tokens(self, request: Request, cached: int) -> int:

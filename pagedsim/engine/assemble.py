@@ -26,6 +26,7 @@ from pagedsim.engine.sampler import warm_up_sampling
 from pagedsim.engine.tokenizer import load_tokenizer
 from pagedsim.kernels.float8 import is_float8, name_of
 from pagedsim.server import ServerSpec
+from pagedsim.sglang import HiCache
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def _assembled(arguments: Arguments, model: LoadedModel) -> Parts:
     server = _sized(server.priced(prices), model, shape, graphs=graphs)
     scheduler = server.scheduler()
     assert server.blocks is not None and server.cpu_blocks is not None
-    if scheduler.memory.begins_transfers:
+    if scheduler.memory.begins_transfers and type(scheduler.memory) is not HiCache:
         raise ConfigError(
             f"offload: the engine has no {type(scheduler.memory).__name__}; "
             "choose offload=none, or backend=sim"
@@ -208,7 +209,7 @@ def _require_room(
         size += f" on each of {ranks} ranks"
     purpose, knobs = "for swapping", f"lower cpu_blocks={on_host}"
     if tier:
-        purpose, knobs = "in the host tier", "lower offload.gib, or offload.chunks"
+        purpose, knobs = "in the host tier", "set a lower offload.gib"
     elif server.cpu_blocks is None:
         knobs = f"lower swap_space_gib={server.swap_space_gib:g}"
     host = on_host * shape.block_bytes * ranks

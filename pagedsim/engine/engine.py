@@ -307,9 +307,10 @@ class LLMEngine:
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has anything to do."""
-        connector = self.scheduler.queues.connector
-        untold = connector is not None and connector.untold
-        return bool(self.scheduler.unfinished or self._oldest or untold)
+        scheduler = self.scheduler
+        connector, memory = scheduler.queues.connector, scheduler.memory
+        untold = memory.unbegun or (connector is not None and connector.untold)
+        return bool(scheduler.unfinished or self._oldest or untold)
 
     def get_num_unfinished_requests(self) -> int:
         return self.scheduler.unfinished
@@ -537,13 +538,16 @@ class LLMEngine:
             return
         if (error := next((copy.error for copy in ended if copy.error), None)) is not None:
             self._warn_of_copy(error)
-        if isinstance(self.observer, TransferObserver):
-            self.observer.transferred(ended, waited)
+        self._tell(ended, waited)
         failed = [copy.job for copy in ended if copy.error]
         self.scheduler.transferred([copy.job for copy in ended], self.end, failed)
         self.stuck = False
 
-    def _warn_of_copy(self, error: Exception) -> None:
+    def _tell(self, ended: Sequence[EndedCopy], waited: bool) -> None:
+        if isinstance(self.observer, TransferObserver):
+            self.observer.transferred(ended, waited)
+
+    def _warn_of_copy(self, error: BaseException) -> None:
         if not self._copies_failed:
             self._copies_failed = True
             text = f"{type(error).__name__}: {error}"
@@ -564,7 +568,7 @@ class LLMEngine:
     def _fail(self, error: BaseException) -> list[RequestOutput]:
         """End all requests whose memory the steps in flight touch: its content is undefined.
 
-        If a load from the host tier has failed, they compute all their tokens again instead.
+        If a copy has failed that they need, they compute all their tokens again instead.
         """
         outputs: list[RequestOutput] = []
         again: list[tuple[Request, int]] = []
@@ -590,11 +594,19 @@ class LLMEngine:
                     scheduler.dispatch(plan)
             for plan in plans:
                 scheduler.complete(plan, now, {}, {})
+            if scheduler.memory.begins_transfers:  # it forgets the host tier, too
+                self._drain(error)
             scheduler.memory.forget()
             self._lose_copies(plans, error)
             for request, output_len in again:
                 scheduler.add(request, now, output_len)
         return outputs
+
+    def _drain(self, error: BaseException) -> None:
+        """Wait until no copy is in flight, and report none to the scheduler."""
+        if isinstance(error, CopyError):
+            self._warn_of_copy(error.__cause__ or error)
+        self._tell(self.runner.copies.drained(), waited=False)
 
     def _lose_copies(self, plans: Sequence[StepPlan], error: BaseException) -> None:
         """After failed steps: their copies that were not begun have failed, and so have stores."""

@@ -18,6 +18,7 @@ from typing import Any
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_flag, require_whole, shown, unknown
 from pagedsim.engine.models.load import FORMATS, IMPLEMENTATIONS
+from pagedsim.engine.sglang_offload import HICACHE_SETTINGS, with_hicache
 from pagedsim.engine.vllm_offload import OFFLOAD_SETTINGS, offload_of
 from pagedsim.server import ENGINE_MEMORIES, MOST_THREADS, ServerSpec
 
@@ -160,12 +161,13 @@ DEFAULTS: Mapping[str, Any] = _TABLES["defaults"]
 def from_vllm(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings under our names; raises ConfigError for unsupported ones."""
     translated: dict[str, tuple[str, Any]] = {}  # our name: (name as given, value)
+    settings = with_hicache(settings)
     if offload := offload_of(settings):
         settings = {"batching": "unified", **settings, "offload": offload}  # vLLM has no other
         if settings.get("enable_chunked_prefill") is not None:
             del settings["batching"]
     for name, value in settings.items():
-        if name in OFFLOAD_SETTINGS:
+        if name in OFFLOAD_SETTINGS or name in HICACHE_SETTINGS:
             continue
         if name in WITHOUT_EFFECT or (value is None and name in NONE_IS_UNSET):
             continue

@@ -8,6 +8,9 @@ Each direction has a queue of its own, whose jobs end in order. A store follows 
 computes what it reads; loads follow all steps before the one that begins them, which may still use
 their blocks. A step waits for no copy but those that it flushes (b). The others are found to have
 ended at the end of a step (c); then a request that waits for a load may join the next one.
+
+Copies beside a step (SGLang's) differ: a store begins with it, since earlier ones have computed
+what it reads, and the step waits for its loads, all layers of them: blocks are copied whole.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ POLL_S = 1e-4
 
 
 class CopyError(PagedsimError, RuntimeError):
-    """A load failed that a step was to compute with."""
+    """A copy failed without which a step cannot compute."""
 
 
 @dataclass
@@ -40,6 +43,11 @@ class _Job:
     @property
     def over(self) -> bool:
         return self.mark is None or self.mark.query()
+
+    def require(self) -> None:
+        """Raise CopyError if it has failed."""
+        if (error := self.error) is not None:
+            raise CopyError(f"a copy from or to the host tier failed: {error}") from error
 
 
 class HostCopies:
@@ -82,30 +90,33 @@ class HostCopies:
     def before(self, work: HostWork) -> None:
         """Begin what a step does not compute itself, and order it after what it waits for.
 
-        Raises CopyError if it cannot compute, since a load has failed.
+        Raises CopyError if it cannot compute: a load has failed, or (SGLang's) a store of
+        what is overwritten next.
         """
         for job in work.ended:  # on other ranks, which report nothing
             self._hold(job)
             if self._jobs.pop(job, None) is not None:
                 next(lane for lane in self._lanes if job in lane).remove(job)
         for copy in work.begun:
-            if copy.direction is Direction.STORE and copy.job in work.flushed:
+            if copy.direction is Direction.STORE and (copy.beside or copy.job in work.flushed):
                 self._begin(copy, 0)
+                if copy.beside and copy.job in work.flushed:
+                    self._jobs[copy.job].require()
         for job in work.flushed:
             self._hold(job)
         for copy in work.begun:
             if copy.direction is Direction.LOAD:
-                needed = copy.job in work.flushed
+                needed = copy.beside or copy.job in work.flushed
                 self._begin(copy, 1 + needed)
-                if needed and (error := self._jobs[copy.job].error):
-                    raise CopyError(f"a load from the host tier failed: {error}") from error
+                if needed:
+                    self._jobs[copy.job].require()
         for job in self._lanes[2]:
             self._hold(job)
 
     def after(self, work: HostWork) -> None:
         """The step's computation is queued: its stores follow it."""
         for copy in work.begun:
-            if copy.direction is Direction.STORE and copy.job not in work.flushed:
+            if copy.direction is Direction.STORE and copy.job not in self._jobs:
                 self._begin(copy, 0)
 
     def _begin(self, copy: HostCopy, lane: int) -> None:
@@ -138,6 +149,10 @@ class HostCopies:
             while lane and self._jobs[lane[0]].over:
                 ended.append(self._report(lane.popleft()))
         return ended
+
+    def drained(self) -> list[EndedCopy]:
+        """All that were begun and not reported, which are waited for."""
+        return self.ended(tuple(self._jobs))
 
     def next_ended(self, seconds: float) -> list[EndedCopy]:
         """Wait for the next jobs to end, for so long at most."""

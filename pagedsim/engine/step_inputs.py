@@ -72,6 +72,8 @@ class HostCopy(NamedTuple):
     direction: Direction
     pairs: Pairs
     """(source, target) of each block."""
+    beside: bool = False
+    """As in `Transfer`."""
 
 
 class HostWork(NamedTuple):
@@ -93,7 +95,8 @@ class HostWork(NamedTuple):
         for transfer in plan.transfers:
             stores, ends = transfer.direction is Direction.STORE, (transfer.blocks, transfer.places)
             pairs = zip(*(ends if stores else ends[::-1]), strict=True)
-            copies.append(HostCopy(transfer.job, transfer.direction, tuple(pairs)))
+            job, beside = transfer.job, transfer.beside
+            copies.append(HostCopy(job, transfer.direction, tuple(pairs), beside))
         return cls(copies, plan.flushed, ended)
 
 

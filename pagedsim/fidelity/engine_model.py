@@ -62,7 +62,7 @@ class ModelledEngine(BackendRun):
 
     def run(self, workload: Workload, recorder: Recorder) -> None:
         settings: Settings = {"overlap": self._overlap}
-        if self.scheduler.queues.connector is not None:
+        if self.scheduler.offloads:
             copies = CopyTimes.of(self._cost.replica, self._cost.bus_efficiency)
             settings["transfers"] = Transfers(copies)
         simulate(self.scheduler, workload, self._cost, recorder, **settings)

@@ -68,7 +68,7 @@ def _first_difference(run: Recorded) -> Difference | None:
     scheduler.outputs = dict(zip(ids, outputs, strict=True))
     source = _Filled(**vars(workload), fill=Filler(run.machine["vocab_size"], run.seed))
     settings: dict[str, Any] = {"fast_forward": False}
-    if scheduler.queues.connector is not None:
+    if scheduler.offloads:
         settings["transfers"] = _Ends(run)
     try:
         simulate(scheduler, source, _Durations(run), witness, **settings)

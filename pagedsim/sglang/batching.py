@@ -528,6 +528,8 @@ class SGLang(Batching):
             return  # what leaves makes room
         if not fits:
             self._retract(queues, plan)
+            if not self._decodes_fit(queues):
+                return  # the last one's memory is locked by copies to the host, which end
         self._go_on(queues, plan, fits)
         queues.decode(plan)
 

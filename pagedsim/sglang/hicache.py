@@ -17,7 +17,7 @@ loads begin with it, too. The executor reports their ends (`transferred`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from itertools import chain
 from typing import ClassVar, Literal
 
@@ -278,15 +278,35 @@ class HiCache(RadixMemory):
         flushed, self._flushed = self._flushed, []
         return begun, flushed
 
-    def transferred(self, jobs: Iterable[int]) -> None:
+    def transferred(self, jobs: Iterable[int], failed: Collection[int] = ()) -> None:
         for job in jobs:
             if job not in self._under_way:
                 raise PlanError(
                     f"transfer {job} has ended that was never begun, or has ended before"
                 )
-            for copy in self._under_way.pop(job):
-                self._end(copy)
-                self._unlock(copy.node)
+            self._end_all(self._under_way.pop(job))
+        if failed:
+            self._lose_host()
+
+    def _end_all(self, copies: Iterable[Copy]) -> None:
+        for copy in copies:
+            self._end(copy)
+            self._unlock(copy.node)
+
+    def _lose_host(self) -> None:
+        """Forget what is on the host; copies that are queued or under way are for nothing."""
+        for job, copies in self._under_way.items():
+            self._end_all(copies)
+            self._under_way[job] = []
+        stores, self._stores = self._stores, []
+        self._end_all(stores)
+        for node in reversed(self._all_nodes()[1:]):
+            if not node.pages:
+                self._host_leaves.remove(node)
+                self._remove(node)
+            elif node.host:
+                self._give_up(node)
+                self._duplicates.pop(node, None)
 
     def _end(self, copy: Copy) -> None:
         self._let_go(copy)
@@ -435,13 +455,17 @@ class HiCache(RadixMemory):
                 if not (node.pages and node.host):
                     gone.append(node)
                 elif not (node.holds or (sparing and self._on_edge(node))):
-                    self._host_free += node.host
-                    node.host = ()
-                    if not self._host_leaves.is_lru:
-                        self._host_leaves.policy.removed(node, True)
+                    self._give_up(node)
                     gone.append(node)
         for node in gone:
             self._duplicates.pop(node, None)
+
+    def _give_up(self, node: Node) -> None:
+        """Free the host's blocks of a node that has pages, too."""
+        self._host_free += node.host
+        node.host = ()
+        if not self._host_leaves.is_lru:
+            self._host_leaves.policy.removed(node, True)
 
     def _take(self, count: int) -> list[int]:
         pages = super()._take(count)
@@ -453,15 +477,16 @@ class HiCache(RadixMemory):
         return pages
 
     def forget(self) -> None:
-        self.begin_stores()
-        self.transferred(list(self._under_way))
+        self._lose_host()
+        self._under_way.clear()
         self.take_transfers()
         for node in reversed(self._all_nodes()[1:]):
-            self._evictable -= len(node.pages)
-            self._free += node.pages
-            (self._leaves if node.pages else self._host_leaves).remove(node)
-            node.pages = []
-            self._remove(node)
+            if not node.owners:
+                self._evictable -= len(node.pages)
+                self._free += node.pages
+                self._leaves.remove(node)
+                node.pages = []
+                self._remove(node)
         self._changes += 1
 
     # -- requests ----------------------------------------------------------------------------------

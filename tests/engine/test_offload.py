@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import logging
 import random
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
+from pagedsim.build import make_batching
 from pagedsim.core import ConfigError
 from pagedsim.core.transfers import Direction, EndedCopy
 from pagedsim.engine.engine import LLMEngine
@@ -20,8 +21,11 @@ from pagedsim.engine.engine_args import from_vllm
 from pagedsim.engine.host_copies import HostCopies
 from pagedsim.engine.llm import LLM
 from pagedsim.engine.step_inputs import BatchColumns, HostCopy
+from pagedsim.server import ServerSpec
+from pagedsim.sglang import HiCache, HiCacheOffload
+from pagedsim.sglang.radix import to_root
 from tests.engine.test_cache_memory import SlowBus
-from tests.engine.test_equality import GREEDY, PROMPTS, prompts, small, wanted
+from tests.engine.test_equality import GREEDY, LONGEST, PROMPTS, TOKENS, prompts, small, wanted
 
 Contents = dict[tuple[Hashable, int], torch.Tensor]
 """By the key of a chunk, and the number of a block in it."""
@@ -47,40 +51,50 @@ class Shadow(HostCopies):
     def __init__(self, engine: LLMEngine, *buses: SlowBus) -> None:
         stores, loads = buses
         super().__init__(engine.runner.cache, buses=(stores, loads))
-        connector = engine.scheduler.queues.connector
-        assert connector is not None
-        self.connector = connector
+        self.scheduler = engine.scheduler
         self.contents: Contents = {}
+        self.named: dict[int, list[tuple[Hashable, int]]] = {}  # by job, block by block
         self.checked = {Direction.LOAD: 0, Direction.STORE: 0}
 
-    def _named(self, copy: HostCopy) -> Iterator[tuple[tuple[Hashable, int], int, int]]:
-        """Each block with its key, and its places on the GPU and the host."""
-        chunks = self.connector.jobs[copy.job].chunks
-        per = self.connector.blocks_per_chunk
+    def _names(self, copy: HostCopy) -> list[tuple[Hashable, int]]:
+        """Those of its blocks; of what SGLang evicts, their places in the host tier."""
+        if isinstance(memory := self.scheduler.memory, HiCache):
+            names: list[tuple[Hashable, int]] = []
+            for part in memory._under_way[copy.job]:
+                path = [key for node in reversed(to_root(part.node)) for key in node.keys]
+                names += [(key, 0) for key in path[len(path) - len(part.pages) :]]
+            if memory.writes_back:  # what a flushed store was of is forgotten
+                at = copy.direction is Direction.STORE
+                names = [("place", pair[at]) for pair in copy.pairs]
+            return names
+        connector = self.scheduler.queues.connector
+        assert connector is not None
+        per = connector.blocks_per_chunk
+        chunks = connector.jobs[copy.job].chunks
         names = [(chunk.key, block) for chunk in chunks for block in range(per)]
-        for name, pair in zip(names[-len(copy.pairs) :], copy.pairs, strict=True):
-            gpu, host = pair if copy.direction is Direction.STORE else pair[::-1]
-            yield name, gpu, host
+        return names[len(names) - len(copy.pairs) :]
 
     def _begin(self, copy: HostCopy, lane: int) -> None:
-        if copy.direction is Direction.STORE:
-            for name, gpu, _ in self._named(copy):
+        names = self.named[copy.job] = self._names(copy)
+        if copy.direction is Direction.STORE and names:
+            for name, (gpu, _) in zip(names, copy.pairs, strict=True):
                 content = self._cache.gpu[gpu].clone()
-                if (before := self.contents.get(name)) is not None:
-                    torch.testing.assert_close(content, before)
+                if name in self.contents and name[0] != "place":
+                    torch.testing.assert_close(content, self.contents[name])
                 self.contents[name] = content
         super()._begin(copy, lane)
 
     def _report(self, number: int) -> EndedCopy:
-        copy = self._jobs[number].copy
+        copy, memory = self._jobs[number].copy, self.scheduler.memory
         ended = super()._report(number)
+        if isinstance(memory, HiCache) and not (memory.writes_back or memory._under_way[number]):
+            return ended  # another copy has failed, and nobody waits for this one
         if ended.error is None:
             self.checked[copy.direction] += len(copy.pairs)
-            for name, gpu, host in self._named(copy):
-                if copy.direction is Direction.STORE:
-                    torch.testing.assert_close(self._cache.cpu[host], self.contents[name])
-                else:
-                    torch.testing.assert_close(self._cache.gpu[gpu], self.contents[name])
+            ends = self._cache.gpu, self._cache.cpu
+            target = ends[copy.direction is Direction.STORE]
+            for name, (_, place) in zip(self.named[number], copy.pairs, strict=True):
+                torch.testing.assert_close(target[place], self.contents[name])
         return ended
 
 
@@ -89,13 +103,33 @@ class Case:
     """An engine with little memory, and a host tier."""
 
     rng: random.Random
+    hicache: bool = False
     failing: float = 0.0
     aborting: float = 0.0
     breaking: float = 0.0
     settings: Mapping[str, Any] = field(default_factory=dict)
     offload: Mapping[str, Any] = field(default_factory=dict)
+    told: dict[int, int] = field(default_factory=dict)
+    """How much of the answer is in each prompt; SGLang loads no less than ten tokens."""
 
     def __post_init__(self) -> None:
+        choice = self.rng.choice
+        settings = self.of_sglang() if self.hicache else self.of_vllm()
+        self.engine = small(
+            "llama",
+            cpu_blocks=0,
+            max_batched_tokens=choice((8, 32)),
+            async_scheduling=choice((False, True)),
+            **{**settings, **self.settings},
+        )
+        self.buses = [Failing(self.rng, choice((0.05, 0.3, 1.0)), self.failing) for _ in range(2)]
+        self.shadow = Shadow(self.engine, *self.buses)
+        self.engine.runner.copies = self.shadow
+        if self.breaking:
+            runner: Any = self.engine.runner
+            runner._computed = partial(self._computed, runner._computed)
+
+    def of_vllm(self) -> dict[str, Any]:
         choice = self.rng.choice
         offload = {
             "chunks": choice((3, 8, 40)),
@@ -105,26 +139,37 @@ class Case:
             "prompt_only": choice((True, False)),
             "sync_tokens": choice((0, 0, 8, 100)),
         }
-        self.engine = small(
-            "llama",
-            **{
-                "batching": "unified",
-                "cpu_blocks": 0,
-                "blocks": choice((10, 10, 24)),
-                "memory": choice(("paged", "prefix", "prefix")),
-                "policy": choice(("fcfs", "priority")),
-                "max_batched_tokens": choice((8, 32)),
-                "async_scheduling": choice((False, True)),
-                "offload": offload | dict(self.offload),
-                **self.settings,
-            },
-        )
-        self.buses = [Failing(self.rng, choice((0.05, 0.3, 1.0)), self.failing) for _ in range(2)]
-        self.shadow = Shadow(self.engine, *self.buses)
-        self.engine.runner.copies = self.shadow
-        if self.breaking:
-            runner: Any = self.engine.runner
-            runner._computed = partial(self._computed, runner._computed)
+        return {
+            "batching": "unified",
+            "blocks": choice((10, 10, 24)),
+            "memory": choice(("paged", "prefix", "prefix")),
+            "policy": choice(("fcfs", "priority")),
+            "offload": offload | dict(self.offload),
+        }
+
+    def of_sglang(self) -> dict[str, Any]:
+        choice = self.rng.choice
+        size, chunk = choice((1, 1, 4)), choice((None, 8, 8))
+        offload = {
+            "blocks": choice((16, 60, 200)) // size,
+            "write_policy": choice(("write_through", "write_through_selective", "write_back")),
+        }
+        return {
+            "batching": make_batching(
+                "sglang",
+                chunked_prefill_size=chunk,
+                mixed_chunk=bool(chunk) and choice((True, False)),
+                # With 0 some are retracted; a prompt that is cut may find no room then.
+                conservativeness=choice((0.0, 1.0)) if chunk is None else 1.0,
+            ),
+            "block_size": size,
+            "blocks": choice((40, 48, 60)) // size,
+            "memory": "radix",
+            "memory_settings": {"eviction": choice(("lru", "lru", "lfu", "fifo"))},
+            "max_model_len": LONGEST + TOKENS + 2,  # SGLang leaves two tokens free
+            "policy": choice(("fcfs", "lpm", "priority")),
+            "offload": HiCacheOffload(**{**offload, **self.offload}),
+        }
 
     def _computed(self, compute: Any, computing: BatchColumns | None, batch: Any) -> Any:
         """Some steps write something else, and then fail."""
@@ -144,7 +189,11 @@ class Case:
         sent = 0
         while sent < count or engine.has_unfinished_requests():
             if sent < count and rng.random() < 0.3:
-                engine.add_request(sent, prompts()[self.prompt(sent)], GREEDY, priority=sent % 3)
+                told = self.told[sent] = rng.choice((0, 8, 12)) if self.hicache else 0
+                which = self.prompt(sent)
+                prompt = prompts()[which] + wanted("llama")[which][:told]
+                params = replace(GREEDY, max_tokens=TOKENS - told)
+                engine.add_request(sent, prompt, params, priority=sent % 3)
                 sent += 1
             alive = [*engine.scheduler.requests]
             if alive and rng.random() < self.aborting:
@@ -164,63 +213,82 @@ class Case:
     def check(self, ended: Mapping[int, Sequence[int]]) -> None:
         """Tokens are right, and nothing is left in flight or in use."""
         for number, tokens in ended.items():
-            assert list(tokens) == wanted("llama")[self.prompt(number)]
-        scheduler, connector = self.engine.scheduler, self.shadow.connector
+            assert list(tokens) == wanted("llama")[self.prompt(number)][self.told[number] :]
+        scheduler = self.engine.scheduler
         while self.engine.copying:
             self.engine.collect(1.0)
         assert scheduler.memory.free == scheduler.memory.total
-        assert not connector.transferring and not self.engine.copying
-        assert not connector.host.writing and not connector.host.reading
+        assert not scheduler.transferring and not self.engine.copying
         assert not any(bus.waiting for bus in self.buses)
+        scheduler.check()
+        if (connector := scheduler.queues.connector) is not None:
+            assert not connector.host.writing and not connector.host.reading
+        if isinstance(memory := scheduler.memory, HiCache):
+            scheduler.memory.forget()
+            assert memory.host_free == memory.host_total
 
 
-@pytest.mark.parametrize(
-    "seed", [pytest.param(n, marks=[pytest.mark.slow] * (n >= 8)) for n in range(200)]
-)
-def test_tokens_and_contents_are_the_same(seed: int) -> None:
-    case = Case(random.Random(seed), aborting=(0.0, 0.05)[seed % 2])
+def seeds(most: int, quick: int) -> pytest.MarkDecorator:
+    """So many of both connectors, of which so many are quick tests."""
+    return pytest.mark.parametrize(
+        ("seed", "hicache"),
+        [
+            pytest.param(seed, kind, marks=[pytest.mark.slow] * (seed >= quick))
+            for seed in range(most)
+            for kind in (False, True)
+        ],
+    )
+
+
+@seeds(200, 8)
+def test_tokens_and_contents_are_the_same(seed: int, hicache: bool) -> None:
+    case = Case(random.Random(seed), hicache, aborting=(0.0, 0.05)[seed % 2])
     ended = case.serve()
     assert len(ended) == 24 or seed % 2
     case.check(ended)
     assert case.shadow.checked[Direction.STORE] > 0
 
 
-@pytest.mark.parametrize(
-    "seed", [pytest.param(n, marks=[pytest.mark.slow] * (n >= 4)) for n in range(40)]
-)
-def test_copies_that_fail_lose_no_request(seed: int, caplog: pytest.LogCaptureFixture) -> None:
-    case = Case(random.Random(seed), failing=0.3, aborting=(0.0, 0.05)[seed % 2])
+@seeds(40, 4)
+def test_copies_that_fail_lose_no_request(
+    seed: int, hicache: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    failing = 0.6 if hicache else 0.3  # SGLang's copies are fewer
+    case = Case(random.Random(seed), hicache, failing=failing, aborting=(0.0, 0.05)[seed % 2])
     with caplog.at_level(logging.WARNING):
         ended = case.serve()
     assert len(ended) == 24 or seed % 2
     case.check(ended)
-    assert any(bus.failed for bus in case.buses)
-    (line,) = (record.getMessage() for record in caplog.records)
-    assert "host tier failed (RuntimeError: the bus is off)" in line
+    failed = any(bus.failed for bus in case.buses)
+    assert failed or hicache
+    lines = [record.getMessage() for record in caplog.records]
+    assert ["host tier failed (RuntimeError: the bus is off)" in line for line in lines] == (
+        [True] * failed
+    )
 
 
-@pytest.mark.parametrize(
-    "seed", [pytest.param(n, marks=[pytest.mark.slow] * (n >= 4)) for n in range(40)]
-)
-def test_steps_that_fail_leave_nothing_wrong_behind(seed: int) -> None:
+@seeds(40, 4)
+def test_steps_that_fail_leave_nothing_wrong_behind(seed: int, hicache: bool) -> None:
     """What they were to compute is not stored, and their requests alone end."""
-    case = Case(random.Random(seed), breaking=0.04, offload={"prompt_only": False})
+    offload = {} if hicache else {"prompt_only": False}
+    case = Case(random.Random(seed), hicache, breaking=0.04, offload=offload)
     ended = case.serve()
     assert ended and (len(ended) < 24) == bool(case.engine.failure)
     case.check(ended)
 
 
+@pytest.mark.parametrize("hicache", [False, True])
 @pytest.mark.parametrize(
     "seed", [1011, 1018, *(pytest.param(n, marks=pytest.mark.slow) for n in range(2000, 2060))]
 )
-def test_all_of_it_at_once(seed: int) -> None:
+def test_all_of_it_at_once(seed: int, hicache: bool) -> None:
     """As by 1011 and 1018: a step ends before it has computed, and loads that it was to wait for
     still write blocks that others get."""
     rng = random.Random(seed)
     failing, aborting, breaking = (
         rng.choice(rates) for rates in ((0, 0.1, 0.5), (0, 0.05), (0, 0.03))
     )
-    case = Case(rng, failing=failing, aborting=aborting, breaking=breaking)
+    case = Case(rng, hicache, failing=failing, aborting=aborting, breaking=breaking)
     case.check(case.serve(40))
 
 
@@ -273,6 +341,7 @@ def test_metrics_tell_what_was_copied() -> None:
     assert 0 < told["vllm:kv_offload_cpu_cache_usage_perc", None, None] <= 1
 
 
+HICACHE = {"enable_hierarchical_cache": True}
 CONNECTOR = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
 
 
@@ -315,8 +384,41 @@ def test_settings_of_vllm(given: dict[str, Any], meant: dict[str, Any] | None) -
 
 
 @pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ({"enable_hierarchical_cache": False}, None),
+        ({"enable_hierarchical_cache": True}, HiCacheOffload()),
+        (
+            {
+                **{"enable_hierarchical_cache": True, "hicache_ratio": 3, "hicache_size": 4},
+                "hicache_write_policy": "write_back",
+            },
+            HiCacheOffload(ratio=3, gib=4e9 / 2**30, write_policy="write_back"),
+        ),
+    ],
+)
+def test_settings_of_sglang(given: dict[str, Any], meant: HiCacheOffload | None) -> None:
+    found = from_vllm(given)
+    assert found.get("offload") == meant
+    server = (found.get("batching"), found.get("memory"))
+    assert server == ((None, None) if meant is None else ("sglang", "radix"))
+    assert "memory" not in from_vllm({**given, "server": ServerSpec(memory="radix")})
+
+
+@pytest.mark.parametrize(
     ("given", "line"),
     [
+        ({"hicache_ratio": 3}, "hicache_ratio=3: needs enable_hierarchical_cache=True"),
+        (HICACHE | {"hicache_ratio": 0}, "hicache_ratio=0: must be a number above 0"),
+        (HICACHE | {"hicache_write_policy": "back"}, "unknown hicache_write_policy 'back'"),
+        (
+            HICACHE | {"kv_offloading_size": 1},
+            "kv_offloading_size: there is a host tier by enable_hierarchical_cache; give one",
+        ),
+        (
+            HICACHE | {"memory": "prefix"},
+            "offload: hicache needs memory=radix, not PrefixMemory",
+        ),
         ({"kv_offloading_size": 0}, "kv_offloading_size=0: must be a number above 0"),
         ({"kv_offloading_size": 1e-9}, "offload.gib=1e-09: must hold a chunk, which takes 6.1"),
         (

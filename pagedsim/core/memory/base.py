@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any, ClassVar, NamedTuple, Protocol, SupportsIndex
 
@@ -353,8 +353,8 @@ class Memory(ABC):
         """Whether transfers are to begin with the next step, be it an empty one."""
         return False
 
-    def transferred(self, jobs: Iterable[int]) -> None:
-        """These transfers have ended, in this order."""
+    def transferred(self, jobs: Iterable[int], failed: Collection[int] = ()) -> None:
+        """These transfers have ended, in this order; of those that `failed` nothing was copied."""
         if unknown := [*jobs]:
             raise PlanError(f"transfers {unknown} have ended that were never begun")
 

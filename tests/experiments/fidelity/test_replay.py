@@ -278,6 +278,17 @@ def test_sglang_a_hundred_times(
 
 def drawn_with_host_tier(rng: random.Random, memory: str, ahead: bool) -> dict[str, Any]:
     """Prompts with common beginnings on a pool that forgets them, above a tier that has them."""
+    if memory == "radix":
+        combination = (rng.choice(("fcfs", "lpm")), "recompute", "sglang", memory)
+        config = drawn_for_sglang(rng, *combination, ahead=ahead)
+        config["workload"] |= {"requests": 20, "prefixes": {"tokens": rng.choice((12, 16))}}
+        config["batching"]["conservativeness"] = 1.0
+        config["offload"] = {
+            "_target_": "pagedsim.sglang.HiCacheOffload",
+            "blocks": rng.choice((20, 60, 200)) // config["memory"]["block_size"],
+            "write_policy": rng.choice(("write_through", "write_through_selective", "write_back")),
+        }
+        return config
     policy = rng.choice(("fcfs", "priority"))
     config = drawn(rng, policy, "recompute", "unified", memory, ahead=ahead)
     config["memory"]["cpu_blocks"] = None
@@ -295,15 +306,16 @@ def drawn_with_host_tier(rng: random.Random, memory: str, ahead: bool) -> dict[s
 
 
 @pytest.mark.parametrize("seed", [pytest.param(0), pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("memory", ["paged", "prefix"])
+@pytest.mark.parametrize("memory", ["paged", "prefix", "radix"])
 @either_way
 def test_with_a_host_tier(
     ahead: bool, memory: str, seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """2 × 2 × 2 runs, and 2 × 2 × 25 that are slow; copies end late, also in pauses."""
+    """2 × 2 runs of each memory, and 100 of each connector that are slow; copies end late, also in
+    pauses."""
     plans: list[str] = []
     awaited = 0
-    for number in range(25 if seed else 2):
+    for number in range((50 if memory == "radix" else 25) if seed else 2):
         name = f"{memory} {ahead} {seed} {number}"
         rng = random.Random(name)
         slow_copies(rng, monkeypatch)
