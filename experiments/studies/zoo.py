@@ -327,7 +327,7 @@ def listings(ranking: Ranking) -> list[Listing]:
         )
     for part in sections(ranking.arms):
         if part.client is not None:
-            rows = [[arm, *(cell.text for cell in cells)] for arm, cells in part.rows.items()]
+            rows = [[arm, *(c.text for c in row.values())] for arm, row in part.rows.items()]
             listings.append(Listing(part.title, ["", *part.labels], rows, "Means over the seeds."))
     return listings
 

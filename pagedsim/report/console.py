@@ -176,12 +176,7 @@ def _tables(study: Arms, parts: list[Section], width: int) -> Iterator[Table]:
 
 def _width(parts: list[Section], key: str) -> int:
     """Minimum width of a column in characters; headings wrap at spaces."""
-    cells = [
-        row[part.keys.index(key)]
-        for part in parts
-        if key in part.keys
-        for row in part.rows.values()
-    ]
+    cells = [row[key] for part in parts for row in part.rows.values() if key in row]
     changes = map(_change, cells)
     texts = [*label_of(key).split(), *(cell.text for cell in cells), *changes]
     return max(map(len, texts))
@@ -204,8 +199,7 @@ def _table(study: Arms, parts: list[Section], keys: list[str], titled: bool) -> 
 def _add_rows(table: Table, part: Section, keys: list[str], indent: int) -> None:
     last = list(part.rows)[-1]
     for arm, cells in part.rows.items():
-        by_key = dict(zip(part.keys, cells, strict=True))
-        texts = [_cell(by_key[key]) if key in by_key else Text("–") for key in keys]
+        texts = [_cell(cells[key]) if key in cells else Text("–") for key in keys]
         table.add_row(
             Padding(Text(arm), (0, 0, 0, indent)), *texts, end_section=bool(indent) and arm == last
         )

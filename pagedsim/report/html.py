@@ -144,10 +144,8 @@ def _section(part: Section, keys: list[str], titled: bool) -> str:
     )
     rows = []
     for arm, cells in part.rows.items():
-        by_key = dict(zip(part.keys, cells, strict=True))
         inner = "".join(
-            _cell(by_key[key], len(keys) <= _ROOMY) if key in by_key else "<td>–</td>"
-            for key in keys
+            _cell(cells[key], len(keys) <= _ROOMY) if key in cells else "<td>–</td>" for key in keys
         )
         rows.append(f"<tr><td>{escape(arm)}</td>{inner}</tr>")
     return title + "".join(rows)

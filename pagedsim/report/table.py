@@ -105,7 +105,8 @@ class Section:
     client: str | None
     """None: all requests together."""
     keys: list[str]
-    rows: dict[str, list[Cell]]
+    rows: dict[str, dict[str, Cell]]
+    """By arm and key."""
 
     @property
     def title(self) -> str:
@@ -134,7 +135,7 @@ def sections(study: Arms) -> list[Section]:
             for key in keys_of(study.metrics)
             if any(values_of(study, arm, key, client) for arm in study.arms)
         }
-        rows = {arm: [column[arm] for column in columns.values()] for arm in study.arms}
+        rows = {arm: {key: of[arm] for key, of in columns.items()} for arm in study.arms}
         sections.append(Section(client, list(columns), rows))
     return sections
 

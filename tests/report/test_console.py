@@ -42,7 +42,7 @@ def test_a_narrow_terminal_cuts_no_number(
     assert (swept or "").rpartition(".")[2] in heading
     assert max(map(len, text.partition("──")[2].splitlines())) <= width
     for part in sections(study):
-        assert all(cell.text in text for cells in part.rows.values() for cell in cells)
+        assert all(cell.text in text for row in part.rows.values() for cell in row.values())
 
 
 def test_what_has_no_ratio_shows_its_difference(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_what_has_no_ratio_shows_its_difference(tmp_path: Path) -> None:
         run.summary["kv_waste_mean"] = -0.808 if urgent else -0.914
         run.summary["preemptions"] = 3 if urgent else 0
     [part] = sections(study)
-    assert [cell.change for cell in part.rows["urgent"]] == ["+10.6 pp", "+3"]
+    assert [cell.change for cell in part.rows["urgent"].values()] == ["+10.6 pp", "+3"]
     assert "+10.6 pp" in shown(study)
 
 
@@ -67,14 +67,13 @@ def test_a_change_is_no_more_than_it_is(tmp_path: Path, ratio: float, change: st
     for run in study.runs:
         run.summary["ttft_mean"] = 3.0 * (ratio if run.arm == "urgent" else 1)
     [part] = sections(study)
-    cell = part.rows["urgent"][part.keys.index("ttft_mean")]
+    cell = part.rows["urgent"]["ttft_mean"]
     assert cell.change == change
 
 
 def test_what_is_best_is_marked_and_the_change_judged(tmp_path: Path) -> None:
     chat = next(part for part in sections(study_of(tmp_path)) if part.client == "chat")
-    column = chat.keys.index("ttft_mean")
-    slow, fast = (cells[column] for cells in chat.rows.values())
+    slow, fast = (row["ttft_mean"] for row in chat.rows.values())
     assert (slow.best, fast.best) == (False, True)
     assert (slow.change, slow.verdict) == ("", "unsure")
     assert fast.change.startswith("−") and fast.verdict == "better"

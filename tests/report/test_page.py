@@ -126,9 +126,9 @@ def test_every_cell_stands_in_its_own_row_and_column(page: str, tmp_path: Path) 
         for row in re.findall(r"<tr><td>.*?</tr>", table[0], re.DOTALL)
     ]
     expected = [
-        (arm, [(cell.text, cell.margin, cell.change, cell.verdict, cell.best) for cell in cells])
+        (arm, [(c.text, c.margin, c.change, c.verdict, c.best) for c in row.values()])
         for part in sections(study_of(tmp_path))
-        for arm, cells in part.rows.items()
+        for arm, row in part.rows.items()
     ]
     assert len(found) == len(expected)
     for cells, (arm, values) in zip(found, expected, strict=True):
