@@ -22,7 +22,7 @@ from pagedsim.experiments.studies.compare import check_baseline, check_overrides
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.catalogue import scale_of
 from pagedsim.metrics.compare import NO_ESTIMATE, Estimate, estimate, paired_ratio
-from pagedsim.metrics.result import Listing, added_up
+from pagedsim.metrics.result import Listing, added_up, of_whom
 from pagedsim.metrics.stability import mean_backlogs, overload_of
 from pagedsim.report.figures import FigureSpec
 from pagedsim.report.numbers import percent, signed
@@ -458,13 +458,8 @@ class Searches:
                     f"at {met}/s: there chance decides"
                 )
         yield from self._hidden()
-        whose: dict[str, list[str]] = {}
-        for arm in self.arms:
-            summaries = [run.summary for run in arm.lowest_runs]
-            for text in added_up(summaries):
-                whose.setdefault(text, []).append(arm.name)
-        for text, arms in whose.items():
-            yield text if len(arms) == len(self.arms) else f"{', '.join(arms)}: {text}"
+        lows = {arm.name: [run.summary for run in arm.lowest_runs] for arm in self.arms}
+        yield from of_whom({arm: added_up(summaries) for arm, summaries in lows.items()})
 
     def _hidden(self) -> Iterator[str]:
         """Whether the runs are too short to show sustained overload."""

@@ -205,15 +205,9 @@ def sweep(
     arms = {typed(value): [f"{over}={typed(value)}"] for value in values}
     if len(arms) < len(values):
         raise ConfigError(f"values={list(values)}: must differ from each other")
-    check_baseline(None if baseline is None else typed(baseline), arms, "values")
-    return Compare(
-        title=title,
-        question=question,
-        arms=arms,
-        baseline=None if baseline is None else typed(baseline),
-        metrics=metrics,
-        swept=over,
-    )
+    held = None if baseline is None else typed(baseline)
+    check_baseline(held, arms, "values")
+    return Compare(title, question, arms, held, metrics, swept=over)
 
 
 def typed(value: object) -> str:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pagedsim.metrics.files import REQUESTS, STEPS, read_table
 from pagedsim.metrics.recorder import REQUEST_COLUMNS, TABLES, Recorder
-from pagedsim.metrics.result import added_up
+from pagedsim.metrics.result import added_up, of_whom
 from pagedsim.metrics.steps import REPLICA
 from pagedsim.metrics.tables import Requests
 
@@ -134,15 +134,8 @@ class Arms:
     @property
     def notes(self) -> list[str]:
         """Notes on the arms' requests, without duplicates."""
-        whose: dict[str, list[str]] = {}
-        for arm in self.arms:
-            for text in added_up([run.summary for run in self.of(arm)]):
-                whose.setdefault(text, []).append(arm)
-        lines = [
-            text if arms == self.arms else f"{', '.join(arms)}: {text}"
-            for text, arms in whose.items()
-        ]
-        return [*self._survivors(), *lines]
+        lines = {arm: added_up([run.summary for run in self.of(arm)]) for arm in self.arms}
+        return [*self._survivors(), *of_whom(lines)]
 
     def _survivors(self) -> list[str]:
         """A note if the arms finished different requests."""

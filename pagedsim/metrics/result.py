@@ -212,6 +212,18 @@ def added_up(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines if load is None else [*lines, load]
 
 
+def of_whom(lines: Mapping[str, Sequence[str]]) -> list[str]:
+    """The lines by arm, each once, with the names of its arms where it is not of all."""
+    whose: dict[str, list[str]] = {}
+    for arm, texts in lines.items():
+        for text in texts:
+            whose.setdefault(text, []).append(arm)
+    return [
+        text if len(arms) == len(lines) else f"{', '.join(arms)}: {text}"
+        for text, arms in whose.items()
+    ]
+
+
 def _in_seeds(some: int, seeds: int) -> str:
     if seeds == 1:
         return ""
