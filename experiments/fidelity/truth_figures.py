@@ -101,14 +101,12 @@ def draw_beside(simulators: Mapping[str, Mapping[str, Sequence[Point]]]) -> Figu
         style.tidy(axes, x=f"error of {METRICS[metric]}, %")
     panels[0].set_yticks(range(len(servers)), servers)
     panels[0].invert_yaxis()
-    style.margins(figure, left=1.5)
-    figure.subplots_adjust(wspace=0.12)
+    style.margins(figure, left=1.5, wspace=0.12)
     style.key(figure, look)
     return figure
 
 
 def _finished(figure: Figure, look: dict[str, str]) -> Figure:
-    style.margins(figure, left=0.85)
-    figure.subplots_adjust(hspace=0.45, wspace=0.28)
+    style.margins(figure, left=0.85, hspace=0.45, wspace=0.28)
     style.key(figure, look)
     return figure

@@ -140,8 +140,7 @@ def _draw_bars(axes: Axes, groups: Groups, colours: Mapping[str, str], text: str
 
 
 def _keyed(figure: Figure, entries: Mapping[str, Line2D] | Mapping[str, str]) -> Figure:
-    style.margins(figure, left=0.8, bottom=0.6, top=0.62)
-    figure.subplots_adjust(wspace=0.24, hspace=0.5)
+    style.margins(figure, left=0.8, bottom=0.6, top=0.62, wspace=0.24, hspace=0.5)
     if len(entries) > 1:
         style.key(figure, dict(entries))
     return figure

@@ -37,8 +37,7 @@ def draw_capacity(data: Mapping[str, Any], scales: Mapping[str, Scale]) -> Figur
         axes.set_title(name)
         style.tidy(axes, y=scales[name].suffix)
     style.tidy(panels[-1], x="requests/s")
-    style.margins(figure, left=1.7, top=0.55)
-    figure.subplots_adjust(hspace=0.38)
+    style.margins(figure, left=1.7, top=0.55, hspace=0.38)
     style.key(figure, dict(look))
     return figure
 

@@ -470,8 +470,7 @@ def draw_map(data: Mapping[str, Any]) -> Figure:
         if machine == machines[-1]:
             axes.set_xlabel("block size (tokens)")
         axes.axhline(blocks, color=MUTED, lw=1)
-    margins(figure, left=1.55, top=0.66)
-    figure.subplots_adjust(wspace=0.06, hspace=0.28)
+    margins(figure, left=1.55, top=0.66, wspace=0.06, hspace=0.28)
     key(
         figure,
         {

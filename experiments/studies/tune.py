@@ -425,6 +425,5 @@ def draw_tuning(done: Tuning) -> Figure:
     )
     right.set_title("What explains it")
     tidy(right, x="%")
-    margins(figure, top=0.35)
-    figure.subplots_adjust(wspace=0.75)
+    margins(figure, top=0.35, wspace=0.75)
     return figure

@@ -203,8 +203,7 @@ def draw_pareto(ranking: Ranking, planes: Sequence[Plane]) -> Figure:
     foot = 0.75 + _LINE * lines
     figure = style.new_figure(0.3 + (_PANEL + 0.6) * len(planes) + foot)
     panels = figure.subplots(len(planes), 1, squeeze=False)[:, 0]
-    style.margins(figure, left=_MARGIN, top=0.35, bottom=foot)
-    figure.subplots_adjust(hspace=0.24)
+    style.margins(figure, left=_MARGIN, top=0.35, bottom=foot, hspace=0.24)
     _list(figure, numbers)
     for axes, plane in zip(panels, planes, strict=True):
         _draw(axes, ranking, plane, numbers)

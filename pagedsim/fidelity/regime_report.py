@@ -369,7 +369,6 @@ def draw_validation(regimes: Sequence[Regime]) -> Figure:
         axes.set_ylim(0, 1.01)
         axes.set_yticks([0, 0.25, 0.5, 0.75, 0.99], ["0", "25 %", "50 %", "75 %", "99 %"])
         axes.set_ylabel("share of requests")
-    margins(figure)
-    figure.subplots_adjust(hspace=0.55, wspace=0.12)
+    margins(figure, hspace=0.55, wspace=0.12)
     key(figure, look)
     return figure

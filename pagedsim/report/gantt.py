@@ -72,8 +72,7 @@ def draw_gantt(study: Arms) -> Figure:
     for axes, arm in zip(panels, arms, strict=True):
         _panel(axes, study, runs[arm], chosen[arm], first=axes is panels[0])
         axes.set_title(short(f"{study.swept_key} {arm}".lstrip(), 96 // len(arms)))
-    margins(figure, left=0.9)
-    figure.subplots_adjust(wspace=0.05)
+    margins(figure, left=0.9, wspace=0.05)
     entries: dict[str, Any] = {"queued": QUEUED, "prefill": PREFILL, "decode": DECODE}
     if not any(run.inside for run in runs.values()):
         entries = {"no token yet": QUEUED, "decode": DECODE}

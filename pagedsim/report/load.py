@@ -55,8 +55,7 @@ def draw_load(study: Arms) -> Figure:
     if inside:
         panels[-1].set_ylim(0, 102)
     panels[0].set_xlim(left=0)
-    margins(figure)
-    figure.subplots_adjust(hspace=0.38)
+    margins(figure, hspace=0.38)
     key(figure, entries(study, look))
     return figure
 
@@ -164,8 +163,7 @@ def draw_service(study: Arms) -> Figure:
         tidy(axes, x=time_label(study.runs))
     panels[0, 0].set_xlim(left=0)
     panels[0, 0].set_ylim(bottom=0)
-    margins(figure)
-    figure.subplots_adjust(hspace=0.3, wspace=0.08)
+    margins(figure, hspace=0.3, wspace=0.08)
     key(figure, {client or "unnamed client": line for client, line in look.items()})
     return figure
 

@@ -335,8 +335,7 @@ def draw_sweep(study: Arms) -> Figure:
             axes.tick_params(axis="x", rotation=45)
     for axes in panels.flat[len(keys) :]:
         axes.set_visible(False)
-    margins(figure, top=0.35)
-    figure.subplots_adjust(hspace=0.45, wspace=0.24)
+    margins(figure, top=0.35, hspace=0.45, wspace=0.24)
     return figure
 
 
@@ -416,8 +415,7 @@ def draw_latency(study: Arms) -> Figure:
         axes.set_ylim(0, 1.01)
         axes.set_yticks([0, 0.25, 0.5, 0.75, 0.99], ["0", "25 %", "50 %", "75 %", "99 %"])
         axes.set_ylabel("share of requests")
-    margins(figure)
-    figure.subplots_adjust(hspace=0.3, wspace=0.12)
+    margins(figure, hspace=0.3, wspace=0.12)
     key(figure, entries(study, look))
     return figure
 

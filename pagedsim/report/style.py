@@ -124,12 +124,14 @@ def margins(
     right: float = 0.2,
     top: float = 0.62,
     bottom: float = 0.5,
+    **between: float,
 ) -> None:
-    """Set the margins around the panels in inches, independent of the figure size."""
+    """Set the margins around the panels in inches, independent of the figure size; and the space
+    between panels, `hspace` and `wspace`, as shares of a panel."""
     width, height = figure.get_size_inches()
-    figure.subplots_adjust(
-        left=left / width, right=1 - right / width, top=1 - top / height, bottom=bottom / height
-    )
+    across = {"left": left / width, "right": 1 - right / width}
+    upwards = {"bottom": bottom / height, "top": 1 - top / height}
+    figure.subplots_adjust(**across, **upwards, **between)
 
 
 def key(figure: Figure, entries: dict[str, Any]) -> None:
