@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedsim.core import ConfigError
-from pagedsim.core.errors import refuse_settings, require_number, require_whole
+from pagedsim.core.errors import refuse_settings, require_flag, require_number, require_whole
 from pagedsim.workload.arrivals import Arrivals, ClosedLoop, Source, Timed, make_arrivals, merge
 from pagedsim.workload.draws import (
     Draw,
@@ -246,6 +246,10 @@ class _Rows:
             del column[kept:]
 
 
+STEPS = "steps_to_execution"
+"""In the `extra` of a request: turns until a call of its session goes on from it."""
+
+
 def sessions_of(
     programs: Sequence[Program],
     process: Arrivals,
@@ -253,8 +257,10 @@ def sessions_of(
     duration: float | None,
     max_len: int | None,
     seed: int,
+    tell_steps: bool = False,
 ) -> Workload:
-    """A workload of sessions that start by `process`, each of a random program."""
+    """A workload of sessions that start by `process`, each of a random program; with `tell_steps`
+    their requests say `STEPS`."""
     starts = _starts(process, sessions, duration, seed)
     if max_len is not None:
         require_whole("max_len", max_len, 2, LONGEST)
@@ -296,6 +302,7 @@ def sessions_of(
         mode=process.mode,
         users=closed.users if closed else None,
         think_time=closed.think_time if closed else 0.0,
+        extra=_next_steps(rows) if tell_steps else None,
         drawn=process.drawn or len(programs) > 1 or any(program.drawn for program in programs),
         clipped=rows.clipped,
         notices=(*notice(rows.clipped, len(session), max_len), *_ended(rows)),
@@ -318,6 +325,15 @@ def _starts(process: Arrivals, sessions: int | None, duration: float | None, see
         starts = merge([Source(times, rate)], sessions, duration).arrival
     refuse_late(f"rate={rate:g}", starts[-1])
     return starts
+
+
+def _next_steps(rows: _Rows) -> list[dict[str, int]]:
+    """The `extra` of each request, empty where none goes on from it."""
+    said: list[dict[str, int]] = [{} for _ in rows.base]
+    for row in reversed(range(len(said))):  # in the order of turns: the soonest is written last
+        if (base := rows.base[row]) >= 0:
+            said[base] = {STEPS: rows.turn[row] - rows.turn[base]}
+    return said
 
 
 def _ended(rows: _Rows) -> list[str]:
@@ -379,6 +395,7 @@ def agents(
     users: int | None = None,
     think_time: float | None = None,
     max_len: int | None = None,
+    tell_steps: bool = False,
     seed: int = 0,
 ) -> Workload:
     """Agent programs, each a session of sequential or parallel LLM calls with tool calls between.
@@ -386,14 +403,17 @@ def agents(
     Each of the `programs` has a `share` of the sessions and a `shape`: chain (`turns`), map_reduce
     (`width`) or tree (`breadth`, `depth`, `keep`). `tool` is the time between an answer and the
     calls that depend on it; `lengths`, `prefixes`, `priority`, `client` (default: the program's
-    name), `deadline` and the settings here are those of `chat_sessions`.
+    name), `deadline` and the settings here are those of `chat_sessions`. With `tell_steps` the
+    `extra` of a request says how many turns later a call goes on from it (`steps_to_execution`),
+    as KVFlow's client does.
     """
+    require_flag("tell_steps", tell_steps)
     if not isinstance(programs, Mapping) or not programs:
         raise ConfigError("programs: must be a mapping of names to settings, with at least one")
     classes = [_program(str(name), settings, max_len) for name, settings in programs.items()]
     weights_of("programs.share", {program.name: program.share for program in classes})
     process = make_arrivals(arrivals, rate=rate, cv=cv, users=users, think_time=think_time)
-    return sessions_of(classes, process, sessions, duration, max_len, seed)
+    return sessions_of(classes, process, sessions, duration, max_len, seed, tell_steps)
 
 
 def _program(name: str, settings: Any, max_len: int | None) -> Program:

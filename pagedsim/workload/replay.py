@@ -147,8 +147,9 @@ def replayed(
     queued = maker.play(process)
     if warm := len(maker.warm):
         notes.append(f"{warm:,} calls of the warm-up are served first, and are in no metric")
-    rows = _Row(*map(list, zip(*_by_arrival(maker.rows), strict=True)))  # type: ignore[arg-type]
-    arrival, session = np.array(rows.arrival), np.array(rows.session)
+    rows = list(_by_arrival(maker.rows))
+    arrival = np.array([row.arrival for row in rows])
+    session = np.array([row.session for row in rows])
     refuse_late(f"rate_scale={rate_scale:g}", arrival[-1])
     labelled = labels.draw(np.zeros(queued), partial(stream, seed))
     priority, client, deadline = (
@@ -159,25 +160,30 @@ def replayed(
     extra = [{"model": model} if model else {} for model in models]
     return Workload.of(
         arrival,
-        rows.prompt,
-        rows.output,
+        [row.prompt for row in rows],
+        [row.output for row in rows],
         priority=priority,
         client=client,
         clients=labelled.clients,
         deadline=arrival + deadline,
         prompts=_prompts(sessions, rows, replay),
         turns=Sessions(
-            rows.session, rows.turn, rows.after, rows.pause,  # type: ignore[arg-type]
-            warmup=warm, max_idle=replay.max_idle, duration=replay.duration,
+            session,
+            [row.turn for row in rows],
+            [row.after for row in rows],
+            [row.pause for row in rows],
+            warmup=warm,
+            max_idle=replay.max_idle,
+            duration=replay.duration,
         ),
-        extra=[extra[call] for call in np.array(rows.call).tolist()],
+        extra=[extra[row.call] for row in rows],
         mode="open" if process is None else process.mode,
         users=closed.users if closed else None,
         think_time=closed.think_time if closed else 0.0,
         drawn=(process is not None and process.drawn) or labels.drawn or bool(maker.instants),
         whole=True,
         notices=notes,
-    )  # fmt: skip
+    )
 
 
 def _chosen(
@@ -311,8 +317,8 @@ def _by_arrival(rows: Sequence[_Row]) -> Iterator[_Row]:
         yield rows[old]._replace(after=[row_of[other] for other in rows[old].after])
 
 
-def _prompts(sessions: Sequence[Session], rows: Any, replay: Replay) -> ReplayedPrompts:
-    """The prompts of all rows, whose columns `rows` has."""
+def _prompts(sessions: Sequence[Session], rows: Sequence[_Row], replay: Replay) -> ReplayedPrompts:
+    """The prompts of all rows."""
     shared: dict[Common, int] = {}
     if replay.shared:
         keys = (key for session in sessions for key in session.common.values())
@@ -337,7 +343,7 @@ def _prompts(sessions: Sequence[Session], rows: Any, replay: Replay) -> Replayed
         ends,
         moves,
         starts=np.cumsum(counts),
-        call=np.array(rows.call),
-        shift=np.array(rows.play, np.int64) * (total if replay.bust else 0),
+        call=np.array([row.call for row in rows]),
+        shift=np.array([row.play for row in rows], np.int64) * (total if replay.bust else 0),
         block=blocks.pop() if len(blocks) == 1 else None,
     )

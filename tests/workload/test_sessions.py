@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pagedsim.core import ConfigError
+from pagedsim.policies.eviction import STEPS
 from pagedsim.workload import Sessions, Workload, agents, chat_sessions
 from pagedsim.workload.draws import make_draw
 
@@ -133,3 +134,20 @@ def test_no_request_waits_for_a_later_one() -> None:
         Sessions([0, 0], [1, 2], [[1], []], 0.0 * np.ones(2))
     with pytest.raises(ConfigError, match=r"turns: 1 for 2 requests"):
         Workload.of([0, 1], 4, 4, turns=Sessions([0], [1], [[]], [0.0]))
+
+
+@pytest.mark.parametrize(
+    ("shape", "steps"),
+    [
+        ({"shape": "chain", "turns": 3}, [1, 1, None]),
+        ({"shape": "map_reduce", "width": 2}, [None, None, None]),  # answers are quoted
+        # Of two answers to a question the first is gone on from, by two calls and by the last.
+        ({"shape": "tree", "breadth": 2, "depth": 2, "keep": 1}, [1, None, 1, None, None]),
+    ],
+)
+def test_a_call_tells_the_turns_until_its_session_goes_on_from_it(
+    shape: dict[str, Any], steps: list[int | None]
+) -> None:
+    programs = {"one": {**shape, "lengths": FIXED}}
+    made = agents(programs=programs, sessions=2, arrivals="burst", tell_steps=True)
+    assert [request.extra.get(STEPS) for request, _ in made.requests()] == 2 * steps
