@@ -30,10 +30,17 @@ from pagedsim.cluster.prefix_fetch import FETCHES
 from pagedsim.core import ConfigError, PagedsimError, Request, Scheduler, StepPlan
 from pagedsim.core.source import Mode
 from pagedsim.metrics.recorder import Recorder
+from pagedsim.sglang import StoredHiCache
 from pagedsim.sglang.hicache import USES_TO_WRITE
+from pagedsim.sglang.storage import POLICIES
 from pagedsim.sim.copies import CopyTimes
+from pagedsim.sim.links import Link, Way
 from pagedsim.sim.simulate import simulate
-from pagedsim.sim.tiers import Level, Link, Tiers, Way
+from pagedsim.sim.storage import StorageJobs
+from pagedsim.sim.store import Store
+from pagedsim.sim.tiers import Level, Tiers
+from pagedsim.sim.tiers import Link as TierLink
+from pagedsim.sim.tiers import Way as TierWay
 from pagedsim.sim.transfers import Transfers
 from pagedsim.workload import Sessions
 from tests.cluster.fleets import whole
@@ -152,10 +159,11 @@ def outcome(
         if case.fleet is None:
             (one,) = schedulers
             tiers = _tiers(one)
-            how |= _offloading(one)
+            how |= _offloading(one, _store())
             simulate(one, Load(case), costs, recorder, way=case.way, tiers=tiers, **how)
             tables = [recorder.requests_table(), recorder.steps_table()]
         else:
+            store = _store()
             _, seen = whole(
                 schedulers,
                 Load(case),
@@ -163,7 +171,8 @@ def outcome(
                 costs,
                 case.fleet.roles,
                 token_bytes=1.0,
-                server=[how | _offloading(scheduler) for scheduler in schedulers],
+                server=[how | _offloading(scheduler, store) for scheduler in schedulers],
+                together=any(one.memory.lower_tiers for one in schedulers),
                 network=Network(case.fleet.bandwidth),
                 fetch=case.fleet.fetch,
                 staleness=case.fleet.staleness,
@@ -180,15 +189,25 @@ def outcome(
     return [content(table) for table in tables]
 
 
-def _offloading(scheduler: Scheduler) -> dict[str, Any]:
-    """What a server needs for its host tier."""
-    return {"transfers": Transfers(CopyTimes(7e5, 1, bus=1e8))} if scheduler.offloads else {}
+def _offloading(scheduler: Scheduler, store: Store) -> dict[str, Any]:
+    """What a server needs for its host tier, and for a storage below."""
+    needs: dict[str, Any] = {}
+    if scheduler.offloads:
+        needs["transfers"] = Transfers(CopyTimes(7e5, 1, bus=1e8))
+    if isinstance(scheduler.memory, StoredHiCache):
+        needs["storage"] = StorageJobs(store, scheduler.memory)
+    return needs
+
+
+def _store() -> Store:
+    """A small storage, in which a page takes about a millisecond."""
+    return Store(Link(Way(1e-3, 3e3), Way(1e-3, 2e3)), 1.0, 30)
 
 
 def _tiers(scheduler: Scheduler) -> Tiers | None:
     """What moves between the tiers of its memory take."""
-    ways = Way(1e-4, 2e-4), Way(2e-4, 1e-4)
-    levels = [Level(tier, Link(*ways)) for tier in scheduler.memory.tiers]
+    ways = TierWay(1e-4, 2e-4), TierWay(2e-4, 1e-4)
+    levels = [Level(tier, TierLink(*ways)) for tier in scheduler.memory.tiers]
     return Tiers(levels) if levels else None
 
 
@@ -239,7 +258,9 @@ def simulations(draw: st.DrawFn, fleets: bool | None = None) -> Simulation:
         if server.batching == "sglang" and server.memory == "radix":
             write = draw(st.sampled_from([None, *USES_TO_WRITE]))
             blocks = draw(st.integers(1, 3 * server.blocks))
-            server = replace(server, hicache=None if write is None else (blocks, write))
+            policy = draw(st.sampled_from([None, *POLICIES]))
+            hicache = None if write is None else (blocks, write, policy)
+            server = replace(server, hicache=hicache)
         made.append(server)
     longest = min(s.max_model_len or s.reserved_len or s.blocks * s.block_size for s in made)
     widths = (1,) if fleet else draw(st.sampled_from([(1,), (1,), (1, 1, 1, 2, 3)]))

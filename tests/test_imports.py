@@ -53,7 +53,7 @@ def all_but(*names: str) -> Outside:
     return Outside(names, listed_allowed=False)
 
 
-SERVED = "core build server policies sim cluster workload metrics"
+SERVED = "core build server policies sglang sim cluster workload metrics"
 """What a run is built of."""
 ALL = f"pagedsim {SERVED} engine kernels report tracking conf spec backends user_error requirements"
 
@@ -66,7 +66,7 @@ RULES: dict[str, tuple[str, Outside]] = {
     "pagedsim.build": ("core policies sglang trtllm", only()),
     "pagedsim.server": ("core build policies", only()),
     "pagedsim.kernels": ("", only("torch", "triton")),
-    "pagedsim.sim": ("core build server", all_but(*TORCH)),
+    "pagedsim.sim": ("core build server sglang", all_but(*TORCH)),
     "pagedsim.cluster": ("core build server sim policies", all_but(*TORCH)),
     "pagedsim.requirements": ("core", only()),
     "pagedsim.engine": ("core sglang build server kernels requirements", all_but(*STUDY)),

@@ -30,6 +30,7 @@ from pagedsim.metrics.steps import Batches
 from pagedsim.metrics.tables import NAN, Span
 from pagedsim.policies.routing.router import Router
 from pagedsim.server import ServerSpec
+from pagedsim.sglang import StoredHiCache
 from pagedsim.sim.beams import TURNOVER, Beams
 from pagedsim.sim.capacity import sized
 from pagedsim.sim.copies import CopyTimes
@@ -40,6 +41,7 @@ from pagedsim.sim.disk import Disk, with_tiers
 from pagedsim.sim.power import EnergyRoofline
 from pagedsim.sim.replica import Replica
 from pagedsim.sim.simulate import simulate
+from pagedsim.sim.storage import StorageJobs, storage_of
 from pagedsim.sim.store import Store
 from pagedsim.sim.tiering import tiered
 from pagedsim.sim.tiers import Tiers
@@ -67,6 +69,7 @@ class Simulation(BackendRun):
         self.replica, self.cost, self.server, self.tiers = replica, cost, server, tiers
         self.stores = stores
         self.fast_forward, self.power = backend.fast_forward, backend.power
+        storage = storage_of(server, replica, stores)
         self.scheduler = with_tiers(server, replica, stores).scheduler()
         self.decodes_only = backend.only == "decode"
         """Whether prompts are computed by another server."""
@@ -87,6 +90,8 @@ class Simulation(BackendRun):
             below = connector.lower.tiers if connector is not None else ()
             disks = [tier for tier in below if isinstance(tier, Disk)]
             self.settings["transfers"] = Transfers(copies, replica.model.layers, disks)
+        if storage is not None and isinstance(memory := self.scheduler.memory, StoredHiCache):
+            self.settings["storage"] = StorageJobs(storage, memory)
         """The arguments of a `Server` beside its scheduler and its costs."""
 
     @property

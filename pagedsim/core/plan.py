@@ -18,7 +18,7 @@ from pagedsim.core.errors import PlanError
 from pagedsim.core.memory import Memory
 from pagedsim.core.memory.base import Copies, Move
 from pagedsim.core.request import Request, RequestId
-from pagedsim.core.transfers import Transfer
+from pagedsim.core.transfers import LowerMove, Transfer
 
 
 class Chunk:
@@ -130,6 +130,7 @@ class StepPlan:
         "_gone",
         "_held",
         "_hits",
+        "_lower_moves",
         "_moves",
         "_now",
         "_number",
@@ -164,6 +165,7 @@ class StepPlan:
         self._swap_in: tuple[tuple[int, int], ...] = ()
         self._transfers: Sequence[Transfer] = ()
         self._flushed: Sequence[int] = ()
+        self._lower_moves: Sequence[LowerMove] = ()
         self._chunks: list[Chunk] = []
         self._decodes: Sequence[Request] = ()
         self._decode_list: DecodeList | None = None  # provides `decodes` until they are read
@@ -241,6 +243,11 @@ class StepPlan:
         ones. A store of its own among them reads what earlier steps computed, and begins at once.
         Its loads begin after these stores, and may write what they have read."""
         return tuple(self._flushed)
+
+    @property
+    def lower_moves(self) -> Sequence[LowerMove]:
+        """What has come to the host tier from below it, or gone there, as this step has learned."""
+        return tuple(self._lower_moves)
 
     @property
     def chunks(self) -> tuple[Chunk, ...]:

@@ -610,7 +610,9 @@ class Scheduler:
             return 0
         if self.memory.with_tokens or self._watched or self.memory.transferring:
             return 0
-        if plan._held or plan._copies or plan._swap_in or plan.took_memory or plan._rejected:
+        if plan._held or plan._copies or plan._swap_in or plan._lower_moves:
+            return 0
+        if plan.took_memory or plan._rejected:
             return 0
         if (connector := queues.connector) is not None:
             if len(self.holding) or queues.prefilling:  # which may wait for a step in flight

@@ -38,6 +38,15 @@ class Transfer(NamedTuple):
     it is there; a store at once, since earlier steps have computed what it reads."""
 
 
+class LowerMove(NamedTuple):
+    """Blocks that have come to the host tier from a tier below it, or gone there."""
+
+    level: int
+    """Of the tier, in the order of `Memory.lower_tiers`; 1: the first."""
+    loads: bool
+    blocks: int
+
+
 class EndedCopy(NamedTuple):
     """A transfer as an executor found it to have ended."""
 

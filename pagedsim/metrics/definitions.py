@@ -13,13 +13,14 @@ or unfinished request is not counted.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
 
 from pagedsim.metrics.metric import LESS, MORE, NEITHER, Metrics
 from pagedsim.metrics.service import jain
-from pagedsim.metrics.steps import CAME_FROM
+from pagedsim.metrics.steps import CAME_FROM, HOST, TierUse
 from pagedsim.metrics.tables import (
     NAN,
     WORKING_SET,
@@ -256,13 +257,20 @@ def fetched_tokens(group: RequestGroup) -> float | None:
 def loaded_tokens(run: RunTables) -> int | None:
     """Tokens that were found in the tiers below the GPU and loaded; again where a request that
     lost its memory comes back."""
-    return None if run.tiers is None else sum(use.loaded_tokens for use in run.tiers.values())
+    return sum(use.loaded_tokens for use in _beside_gpu(run)) if run.tiers else None
 
 
 @METRICS.run("Written blocks", "count", LESS)
 def written_blocks(run: RunTables) -> int | None:
     """Blocks that were written to the tiers below the GPU, swaps left out."""
-    return None if run.tiers is None else sum(use.written_blocks for use in run.tiers.values())
+    return sum(use.written_blocks for use in _beside_gpu(run)) if run.tiers else None
+
+
+def _beside_gpu(run: RunTables) -> Iterable[TierUse]:
+    """What the tiers did that the GPU loads from and writes to: where there is a host tier, what is
+    below it does not."""
+    tiers = run.tiers or {}
+    return [tiers[HOST]] if HOST in tiers else tiers.values()
 
 
 @METRICS.run("Swapped at once", "count", LESS)

@@ -175,12 +175,14 @@ class TierMoves(Numbers):
         for source, target in plan.moves:
             self.rows.append((number, target.level or source.level, not target.level, 1))
 
-    def transfers(self, number: int, plan: StepPlan) -> None:
-        """Note the transfers that begin with a step."""
-        self._tiers = (HOST,)
+    def transfers(self, number: int, plan: StepPlan, lower: Sequence[str]) -> None:
+        """Note the transfers that begin with a step, and what tiers below the host have moved."""
+        self._tiers = (HOST, *lower)
         for transfer in plan._transfers:
             loads = transfer.direction is Direction.LOAD
             self.rows.append((number, 1, loads, len(transfer.blocks)))
+        for level, loads, blocks in plan._lower_moves:
+            self.rows.append((number, 1 + level, loads, blocks))
 
     def undo(self, number: int) -> None:
         while self.rows and self.rows[-1][0] == number:
@@ -285,7 +287,7 @@ class StepRecorder:
         if tiers := scheduler.memory.tiers:
             self._moved.step(step, plan, tiers)
         elif scheduler.offloads:
-            self._moved.transfers(step, plan)
+            self._moved.transfers(step, plan, scheduler.memory.lower_tiers)
         ends.append(end)
         self._used.append(plan.used_blocks)
         self._count += 1

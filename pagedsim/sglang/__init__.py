@@ -13,9 +13,16 @@ from pagedsim.sglang.batching import SGLang
 from pagedsim.sglang.hicache import HiCache
 from pagedsim.sglang.radix import RadixMemory
 from pagedsim.sglang.settings import HiCacheOffload
-from pagedsim.sglang.storage import StorageSettings, StoredHiCache
+from pagedsim.sglang.storage import PrefetchSettings, StoredHiCache
 
 own_abc_registry(Batching)
 own_abc_registry(Memory)
 
-__all__ = ["HiCache", "HiCacheOffload", "RadixMemory", "SGLang", "StorageSettings", "StoredHiCache"]
+__all__ = [
+    "HiCache",
+    "HiCacheOffload",
+    "PrefetchSettings",
+    "RadixMemory",
+    "SGLang",
+    "StoredHiCache",
+]

@@ -170,6 +170,8 @@ class SGLang(Batching):
         self._batch = len(queues.running)
         if self._tiers is not None:
             plan._transfers, plan._flushed = self._tiers.take_transfers()
+        if self._storage is not None:
+            plan._lower_moves = self._storage.take_moves()
 
     def closed(self, plan: StepPlan) -> int | None:
         if self._storage is not None:

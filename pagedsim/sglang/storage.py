@@ -12,23 +12,28 @@ with these reports.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import chain
-from typing import Literal, NamedTuple
+from math import inf, nextafter
+from typing import ClassVar, Literal
 
 from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.errors import require_number, require_whole, unknown
 from pagedsim.core.memory.eviction_policy import EvictionPolicy
 from pagedsim.core.request import Request
+from pagedsim.core.transfers import LowerMove
 from pagedsim.sglang.hicache import Copy, HiCache, WritePolicy
 from pagedsim.sglang.radix import Hold, Node, common_pages
 
 PrefetchPolicy = Literal["best_effort", "wait_complete", "timeout"]
 POLICIES = ("best_effort", "wait_complete", "timeout")
+LATE = -inf
 SHARE = 0.5
 """Of the host tier: look-ups and fetches under way that ask for as much let no other begin."""
 
 
-class StorageSettings(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class PrefetchSettings:
     """How prompts are fetched; the defaults are SGLang's."""
 
     policy: PrefetchPolicy = "timeout"
@@ -45,6 +50,14 @@ class StorageSettings(NamedTuple):
     """Steps after which what was not there is looked up again; 0: never."""
     retry_max: int = 8
     """Look-ups of a request, after its first."""
+
+    def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            raise unknown("prefetch.policy", str(self.policy), POLICIES)
+        for name in ("threshold", "retry_interval", "retry_max"):
+            require_whole(f"prefetch.{name}", getattr(self, name), 0)
+        for name in ("timeout_base", "timeout_per_ki_token"):
+            require_number(f"prefetch.{name}", getattr(self, name), 0)
 
 
 class Prefetch:
@@ -94,6 +107,8 @@ class _Retry:
 class StoredHiCache(HiCache):
     """A radix tree over the GPU and the host, with a storage below."""
 
+    lower_tiers: ClassVar[Sequence[str]] = ("storage",)
+
     def __init__(
         self,
         blocks: int,
@@ -103,13 +118,13 @@ class StoredHiCache(HiCache):
         low_values_first: bool = False,
         host_blocks: int = 1,
         write_policy: WritePolicy = "write_through",
-        storage: StorageSettings | None = None,
+        prefetch: PrefetchSettings | None = None,
     ) -> None:
         super().__init__(
             blocks, block_size, cpu_blocks, eviction, low_values_first, host_blocks, write_policy
         )
-        self.storage = storage = _checked(storage or StorageSettings())
-        self._threshold = max(storage.threshold, self.block_size)
+        self.prefetch = prefetch = prefetch or PrefetchSettings()
+        self._threshold = max(prefetch.threshold, self.block_size)
         self._most_asked = int(SHARE * self.host_total * self.block_size)
         self._asked = 0  # tokens of look-ups and fetches under way
         self._prefetches: dict[Request, Prefetch] = {}
@@ -124,7 +139,9 @@ class StoredHiCache(HiCache):
         self._passes = 0
         self._sent: dict[Request, int] = {}  # look-ups of a waiting request after its first
         self._matched: dict[Request, int] = {}  # tokens, when it was last looked up
-        self._waits: dict[Request, tuple[float, float]] = {}  # since when, for how long
+        self._waits: dict[Request, float] = {}  # until when; `LATE` once that is over
+        self._asked_again = False  # whether a request was passed over as it was looked up again
+        self._moves: list[LowerMove] = []  # that have ended since the last plan
 
     # -- inspection ------------------------------------------------------------------------------
 
@@ -132,6 +149,10 @@ class StoredHiCache(HiCache):
     def transferring(self) -> bool:
         under_way = self._fetching or self._backups or self._prefetches or self._releasing
         return bool(super().transferring or under_way)
+
+    @property
+    def unbegun(self) -> bool:
+        return super().unbegun or self._asked_again
 
     def held_blocks(self) -> Sequence[int]:
         fetched = chain.from_iterable(prefetch.blocks for prefetch in self._fetching)
@@ -158,10 +179,21 @@ class StoredHiCache(HiCache):
         """The storage has a backup."""
         self._backed_up.append(backup)
 
+    @property
+    def reported(self) -> bool:
+        """Whether there are reports for the next step."""
+        return bool(self._found or self._arrived or self._backed_up)
+
+    def settle(self) -> None:
+        """Take the reports while there are no requests, and so no steps."""
+        self.poll(())
+        self.poll(())  # in which blocks come free that nothing has arrived for
+
     # -- a step ------------------------------------------------------------------------------------
 
     def poll(self, waiting: Iterable[Request]) -> None:
         """Take the reports since the last step, and send again what is due."""
+        self._asked_again = False
         released, self._releasing = self._releasing, []
         found, self._found = self._found, []
         for look_up, pages in found:
@@ -173,9 +205,15 @@ class StoredHiCache(HiCache):
         for backup in self._backed_up:
             if self._backups.pop(backup, False) is None:
                 self._let_go(backup.anchor)
+                self._moves.append(LowerMove(1, False, len(backup.keys)))
         self._backed_up = []
         self._host_free += released
         self._retry(waiting)
+
+    def take_moves(self) -> Sequence[LowerMove]:
+        """What fetches have brought and backups have taken since the last call."""
+        moves, self._moves = self._moves, []
+        return moves
 
     def _take_found(self, look_up: Prefetch, pages: int) -> None:
         request = look_up.request
@@ -233,12 +271,12 @@ class StoredHiCache(HiCache):
             retry = self._retries.get(request)
             if retry is None:
                 continue
-            exhausted = self._sent.get(request, 0) >= self.storage.retry_max
-            if exhausted or not self.storage.retry_interval:
+            exhausted = self._sent.get(request, 0) >= self.prefetch.retry_max
+            if exhausted or not self.prefetch.retry_interval:
                 del self._retries[request]
                 continue
             if retry.due is None:
-                retry.due = self._passes + self.storage.retry_interval
+                retry.due = self._passes + self.prefetch.retry_interval
             if retry.due <= self._passes:
                 del self._retries[request]
                 self._send_again(request, retry.end)
@@ -262,8 +300,7 @@ class StoredHiCache(HiCache):
         if not (node.host or node.parent is None):
             return
         self._retries.pop(request, None)
-        wait = self._waits.get(request)
-        if (wait is not None and wait[1] < 0) or request in self._prefetches:
+        if self._waits.get(request) == LATE or request in self._prefetches:
             return
         keys = self._findable(request)[start:]
         assumed = end is not None and start < end <= start + len(keys)
@@ -285,13 +322,13 @@ class StoredHiCache(HiCache):
         if prefetch is None:
             return True
         if not prefetch.cut:
-            policy = self.storage.policy
+            policy = self.prefetch.policy
             if policy == "wait_complete" or (policy == "timeout" and not self._late(prefetch, now)):
                 return False
             if policy == "timeout":
                 prefetch.late = True
                 self._retries.pop(request, None)
-                self._waits[request] = (now, -1.0)
+                self._waits[request] = LATE
         prefetch.cut = True
         if prefetch.blocks:
             self.finish(prefetch)
@@ -305,13 +342,17 @@ class StoredHiCache(HiCache):
         """Whether a request has waited long enough for its prefetch, as it does from now on."""
         request = prefetch.request
         complete = prefetch.blocks and prefetch.arrived >= len(prefetch.keys)
-        wait = self._waits.get(request)
-        if wait is None:
-            per_page = self.block_size / 1024 * self.storage.timeout_per_ki_token
-            self._waits[request] = (now, self.storage.timeout_base + prefetch.asked * per_page)
+        until = self._waits.get(request)
+        if until is None:
+            per_page = self.block_size / 1024 * self.prefetch.timeout_per_ki_token
+            self._waits[request] = now + self.prefetch.timeout_base + prefetch.asked * per_page
             return False
-        since, timeout = wait
-        return not complete and (timeout < 0 or now - since > timeout)
+        return not complete and now > until
+
+    def next_timeout(self, now: float) -> float:
+        """The first time after `now` at which a request has waited long enough; infinity: none."""
+        ends = [nextafter(self._waits.get(request, LATE), inf) for request in self._prefetches]
+        return min([end for end in ends if end > now], default=inf)
 
     def shrunk(self, request: Request, matched: int) -> bool:
         """Whether so many tokens, which a request was just found to match, are fewer than at its
@@ -319,10 +360,11 @@ class StoredHiCache(HiCache):
         before = self._matched.get(request, 0)
         if not before or matched >= before:
             return False
-        if self._sent.get(request, 0) >= self.storage.retry_max:
+        if self._sent.get(request, 0) >= self.prefetch.retry_max:
             self._matched[request] = matched
             return False
         self._send_again(request, None)
+        self._asked_again = True
         return True
 
     def admitted(self, request: Request) -> None:
@@ -355,6 +397,7 @@ class StoredHiCache(HiCache):
         known = self._graft(fetch)
         self._host_free += fetch.blocks[:known]
         fetch.blocks = fetch.blocks[fetch.arrived :]
+        self._moves.append(LowerMove(1, True, fetch.arrived))
         self._retire(fetch.request)
         new = fetch.arrived - known
         fetch.request._stored += new * self.block_size
@@ -419,14 +462,4 @@ class StoredHiCache(HiCache):
         self._fetching.clear()
         self._backups.clear()
         self._new = ([], [], [])
-
-
-def _checked(settings: StorageSettings) -> StorageSettings:
-    if settings.policy not in POLICIES:
-        raise unknown("prefetch_policy", settings.policy, POLICIES)
-    require_whole("threshold", settings.threshold, 0)
-    require_number("timeout_base", settings.timeout_base, 0)
-    require_number("timeout_per_ki_token", settings.timeout_per_ki_token, 0)
-    require_whole("retry_interval", settings.retry_interval, 0)
-    require_whole("retry_max", settings.retry_max, 0)
-    return settings
+        self._found, self._arrived, self._backed_up = [], [], []

@@ -53,11 +53,9 @@ class Disk(LowerTier):
         self._writes.clear()
 
 
-def with_tiers(server: ServerSpec, replica: Replica, shared: dict[str, Store]) -> ServerSpec:
-    """The server, whose sizes are known, with the tiers that it has below host memory.
-
-    Those that are to be `shared` are taken from there, or put there for servers that are alike.
-    """
+def with_tiers(server: ServerSpec, replica: Replica, stores: dict[str, Store]) -> ServerSpec:
+    """The server, whose sizes are known, with the tiers that it has below host memory, of which
+    some are in `stores`, which servers that are alike share."""
     offload = server.offloading
     if not (isinstance(offload, VLLMOffload) and isinstance(offload.tiers, Mapping)):
         return server
@@ -65,12 +63,6 @@ def with_tiers(server: ServerSpec, replica: Replica, shared: dict[str, Store]) -
     disks = []
     for name, given in offload.tiers.items():
         where = f"tiers.{name}"
-        if (settings := StoreSettings.of(where, given)) is None:
-            continue
-        store = shared.get(where)
-        if store is None:
-            store = settings.store(where, "chunk", size, server.groups)
-        if settings.shared:
-            shared[where] = store
-        disks.append(Disk(store))
+        if (settings := StoreSettings.of(where, given)) is not None:
+            disks.append(Disk(settings.store(where, "chunk", size, server.groups, stores)))
     return replace(server, offload=replace(offload, tiers=tuple(disks)))

@@ -27,6 +27,10 @@ class Link:
         self._read_until = 0.0
         self._write_until = 0.0
 
+    def look_up(self, now: float) -> float:
+        """Ask what is there; returns when the answer comes, which waits for no transfer."""
+        return now + self._read.latency
+
     def write(self, size: float, now: float) -> float:
         """Enqueue a write of so many bytes; returns when it ends."""
         self._write_until = _end(self._write, size, max(now, self._write_until))

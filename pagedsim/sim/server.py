@@ -18,6 +18,7 @@ from pagedsim.core.policy_validation import LONGEST
 from pagedsim.sim.beams import Beams
 from pagedsim.sim.environment import NORMAL, Environment
 from pagedsim.sim.feed import Arrivals
+from pagedsim.sim.storage import StorageJobs
 from pagedsim.sim.tiers import Tiers
 from pagedsim.sim.transfers import Transfers
 
@@ -74,6 +75,7 @@ class Server:
         fast_forward: bool = True,
         tiers: Tiers | None = None,
         transfers: Transfers | None = None,
+        storage: StorageJobs | None = None,
     ) -> None:
         """`overlap`: swap-outs overlap with computation, over one bus.
 
@@ -81,7 +83,8 @@ class Server:
         the parents of beams; without it every beam continues. Without `fast_forward` every step is
         planned and committed individually, with the same results. `tiers` has the times of moves
         between memory tiers; without it they take no time. `transfers` has those of copies from and
-        to a host tier, which a scheduler with a connector needs.
+        to a host tier, which a scheduler with a connector needs, and `storage` the jobs of one
+        below that.
         """
         self.environment = environment
         self.scheduler = scheduler
@@ -93,10 +96,13 @@ class Server:
         self.copy_seconds = copy_seconds
         self.tiers = tiers
         self.transfers = transfers
+        self.storage = storage
         self.connector = scheduler.queues.connector
         self.memory = scheduler.memory
         if scheduler.offloads and transfers is None:
             raise ConfigError("offload: a simulated server needs transfers")
+        if scheduler.memory.lower_tiers and (storage is None or storage.memory is not self.memory):
+            raise ConfigError("offload: a simulated server needs the jobs of its storage")
         self.beams = beams or Beams(0.0)
         self.searching = 0  # number of beam searches
         # A recording is indexed by step number, not by the totals of a step.
@@ -138,6 +144,8 @@ class Server:
         for rejection in self._refused:
             self._leave(rejection.request)
         self._refused = ()
+        if self.storage is not None:
+            self.storage.crash(self.environment.now)
         lost = self.scheduler.crash(self.environment.now)
         if self.transfers is not None:
             self.transfers.clear()
@@ -173,13 +181,13 @@ class Server:
             now = environment.now
             self._stuck = False
             while True:
-                if self._stuck or not (requests or self._untold):
+                if (self._stuck or not requests) and not self._untold:
                     woken = yield from self._sleep(now)
                     if woken is None:
                         break
                     now, self._stuck = woken, False
                     continue
-                plan = scheduler.plan(now)
+                plan = self._plan(now)
                 if not plan._decode_count and plan.empty:
                     self._end_of_moves(plan, now, now, now)
                     if self.transfers is not None:
@@ -214,11 +222,26 @@ class Server:
         """Whether an empty step is to be planned after the end of a request."""
         return self.memory.unbegun or (self.connector is not None and self.connector.untold)
 
+    def _plan(self, now: float) -> StepPlan:
+        """The next step; what it, and the arrivals before it, ask of the storage begins now."""
+        plan = self.scheduler.plan(now)
+        if self.storage is not None:
+            self.storage.begin(now)
+        return plan
+
     def _report(self, transfers: Transfers, now: float) -> None:
-        """Tell the scheduler of transfers that have ended."""
+        """Tell the scheduler of transfers that have ended, and its memory of the storage's jobs."""
         if jobs := transfers.ended(now):
             self.scheduler.transferred(jobs, now)
             self._stuck = False
+        if (storage := self.storage) is None:
+            return
+        storage.begin(now)
+        if storage.memory.reported:
+            self._stuck = False
+            if not self.scheduler.unfinished:
+                storage.memory.settle()
+                self.scheduler.transferred((), now)
 
     def _sleep(self, now: float) -> Generator[simpy.Event, None, float | None]:
         """Wait for an arrival, or for the end of a transfer; returns its time, None after the
@@ -227,7 +250,10 @@ class Server:
             transfers = self.transfers
             if transfers is None:
                 return (yield from self._sleep_until_arrival(now))
-            if (end := transfers.next_end(bool(self.scheduler.unfinished))) < inf:
+            end = transfers.next_end(bool(self.scheduler.unfinished))
+            if (storage := self.storage) is not None:
+                end = min(end, storage.next_end, storage.memory.next_timeout(now))
+            if end < inf:
                 woken: float | None = yield from self._sleep_until(min(end, self._next_at), now)
             else:
                 woken = yield from self._sleep_until_arrival(now)
@@ -469,7 +495,7 @@ class AheadServer(Server):
             self._stuck = False
             while True:
                 if current is None:
-                    if self._stuck or not (scheduler.unfinished or self._untold):
+                    if (self._stuck or not scheduler.unfinished) and not self._untold:
                         woken = yield from self._sleep(now)
                         if woken is None:
                             break
@@ -541,7 +567,7 @@ class AheadServer(Server):
         return took
 
     def _dispatched(self, now: float) -> StepPlan:
-        plan = self.scheduler.plan(now)
+        plan = self._plan(now)
         self.scheduler.dispatch(plan)
         return plan
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from math import inf
 from typing import Any
 
@@ -27,6 +28,10 @@ class Store:
 
     def has(self, key: Hashable, now: float) -> bool:
         return self._written.get(key, inf) <= now
+
+    def count(self, keys: Sequence[Hashable], now: float) -> int:
+        """How many of these it has in a row from the first."""
+        return sum(1 for _ in takewhile(lambda key: self.has(key, now), keys))
 
     def write(self, keys: Sequence[Hashable], now: float) -> float:
         """Write what it does not have, or is sent already; returns when that ends."""
@@ -86,8 +91,13 @@ class StoreSettings:
         require_flag(f"{where}.shared", store.shared)
         return store if store.gib is None or store.gib else None
 
-    def store(self, where: str, item: str, size: float, groups: int = 1) -> Store:
-        """One that is empty, for so many groups of GPUs, whose items have `size` bytes a GPU."""
+    def store(
+        self, where: str, item: str, size: float, groups: int, stores: dict[str, Store]
+    ) -> Store:
+        """One that is empty, for so many groups of GPUs, whose items have `size` bytes a GPU; or
+        that of `stores`, where one that is to be shared is put for servers that are alike."""
+        if where in stores:
+            return stores[where]
         capacity = inf if self.gib is None else self.gib * GIB * groups // size
         if not capacity:
             raise ConfigError(
@@ -97,4 +107,7 @@ class StoreSettings:
             Way(self.latency_us * 1e-6, inf if gb_s is None else gb_s * 1e9 * groups)
             for gb_s in (self.read_gb_s, self.write_gb_s)
         )
-        return Store(Link(read, write), size, capacity)
+        store = Store(Link(read, write), size, capacity)
+        if self.shared:
+            stores[where] = store
+        return store

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from typing import Any
 
 from pagedsim.core import Memory, PagedMemory, Request, SamplingParams, Scheduler, StepPlan
@@ -14,7 +15,7 @@ from pagedsim.policies.ordering import FCFS, LOF, Priority
 from pagedsim.policies.prefix_order import DFSWeight, LongestPrefix, TokenHRRN
 from pagedsim.sglang.batching import SGLang
 from pagedsim.sglang.radix import Node, RadixMemory
-from pagedsim.sglang.storage import StorageSettings
+from pagedsim.sglang.storage import PrefetchSettings
 from tests.conformance.driver import GENERATED, Step, prompt
 from tests.conformance.tiers import SpiedHiCache, SpiedStorage, Tiers
 
@@ -50,8 +51,8 @@ def make_scheduler(config: dict[str, Any]) -> Scheduler:
             "write_policy": config["write_policy"],
         }
         if storage := config["storage"]:
-            fields = StorageSettings._fields
-            settings["storage"] = StorageSettings(**{name: storage[name] for name in fields})
+            names = [one.name for one in fields(PrefetchSettings)]
+            settings["prefetch"] = PrefetchSettings(**{name: storage[name] for name in names})
         memory = (SpiedStorage if storage else SpiedHiCache)(blocks, page, **settings)
     else:
         memory = (RadixMemory if config["radix_cache"] else PagedMemory)(blocks, page)

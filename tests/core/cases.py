@@ -36,7 +36,7 @@ from pagedsim.core import (
 from pagedsim.core.memory.tiered import WRITES
 from pagedsim.core.offload import OffloadConnector
 from pagedsim.policies.victims import VICTIMS
-from pagedsim.sglang.hicache import HiCache
+from pagedsim.sglang import HiCache, PrefetchSettings, StoredHiCache
 from tests.core.odd_policies import (
     Aging,
     Counting,
@@ -137,8 +137,8 @@ class Server:
     """Whether what is found below the GPU is loaded only where that is cheaper."""
     host: Host | None = None
     """A host tier, with a connector."""
-    hicache: tuple[int, Any] | None = None
-    """SGLang's host tier: its blocks, and when they are written."""
+    hicache: tuple[int, Any, Any] | None = None
+    """SGLang's host tier: its blocks, when they are written, and how a storage below is read."""
 
     def build(self, seed: int, ahead: bool = False) -> Scheduler:
         return Scheduler(
@@ -165,10 +165,15 @@ class Server:
             how = {"write": self.write, "spill": self.spill, "prices": prices}
             return make_memory("tiered", **size, tiers=tiers, eviction=self.eviction, **how)
         if self.memory == "radix" and self.hicache is not None:
-            host, write = self.hicache
-            order = make_eviction(self.eviction)
-            pages = self.blocks, self.block_size
-            return HiCache(*pages, eviction=order, host_blocks=host, write_policy=write)
+            host, write, policy = self.hicache
+            how: dict[str, Any] = {**size, "eviction": make_eviction(self.eviction)}
+            how |= {"host_blocks": host, "write_policy": write}
+            if policy is None:
+                return HiCache(**how)
+            prefetch = PrefetchSettings(
+                policy=policy, threshold=4, timeout_base=0.02, retry_interval=2, retry_max=2
+            )
+            return StoredHiCache(**how, prefetch=prefetch)
         if self.memory == "radix":
             return make_memory("radix", **size, eviction=self.eviction)
         swap = {"cpu_blocks": self.cpu_blocks, "swap_bound": self.swap_bound}

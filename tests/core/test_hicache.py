@@ -14,7 +14,7 @@ import pytest
 from pagedsim.build import make_scheduler
 from pagedsim.core import ConfigError, PlanError, Request, SamplingParams, StepPlan
 from pagedsim.core.transfers import Direction, Transfer
-from pagedsim.sglang import HiCache, SGLang, StorageSettings, StoredHiCache
+from pagedsim.sglang import HiCache, PrefetchSettings, SGLang, StoredHiCache
 from pagedsim.sglang.storage import Backup, Prefetch
 
 POLICIES = ("write_through", "write_through_selective", "write_back")
@@ -178,8 +178,10 @@ def test_a_request_finds_what_was_computed(seed: int, write_policy: Any) -> None
 
 @pytest.mark.parametrize("policy", PREFETCHES)
 def test_what_the_storage_brings_is_what_was_computed(policy: Any) -> None:
-    storage = StorageSettings(policy, 8, timeout_base=4.0, retry_interval=2, retry_max=2)
-    memory = StoredHiCache(60, 4, host_blocks=70, storage=storage)
+    prefetch = PrefetchSettings(
+        policy=policy, threshold=8, timeout_base=4.0, retry_interval=2, retry_max=2
+    )
+    memory = StoredHiCache(60, 4, host_blocks=70, prefetch=prefetch)
     machine = run(2, memory, chunked_prefill_size=32)
     assert machine.loaded and machine.fetched
     assert memory.held_blocks() == []
@@ -221,8 +223,8 @@ def test_the_end_of_a_transfer_is_reported_once() -> None:
             "write_policy 'wrong' | write_back",
         ),
         (
-            lambda: StoredHiCache(8, host_blocks=1, storage=StorageSettings(WRONG)),
-            "prefetch_policy 'wrong' | best_effort",
+            lambda: StoredHiCache(8, host_blocks=1, prefetch=PrefetchSettings(policy=WRONG)),
+            "prefetch.policy 'wrong' | best_effort",
         ),
     ],
 )

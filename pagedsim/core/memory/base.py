@@ -83,6 +83,8 @@ class Memory(ABC):
     """Whether a connector to a host tier knows how its blocks are given and found."""
     begins_transfers: ClassVar[bool] = False
     """Whether it begins copies from and to a host tier, which its batching hands out."""
+    lower_tiers: ClassVar[Sequence[str]] = ()
+    """The names of the tiers below that."""
     in_order_of_results: ClassVar[bool] = False
     """Whether `filled` is called when the result of a prompt is known, and when a request ends, in
     the order of the batch."""
