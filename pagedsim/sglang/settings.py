@@ -36,7 +36,7 @@ class HiCacheOffload(Offload):
     """Blocks of the host tier, in place of both."""
     write_policy: WritePolicy = "write_through"
     storage: Mapping[str, Any] | None = None
-    """What a driver makes a storage below the host tier of; None, or a `gib` of 0: there is none."""
+    """A storage below the host tier, as a driver makes it; None, or a `gib` of 0: there is none."""
     prefetch: PrefetchSettings | Mapping[str, Any] = field(default_factory=PrefetchSettings)
     """How prompts are fetched from there."""
 

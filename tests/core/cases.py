@@ -166,14 +166,14 @@ class Server:
             return make_memory("tiered", **size, tiers=tiers, eviction=self.eviction, **how)
         if self.memory == "radix" and self.hicache is not None:
             host, write, policy = self.hicache
-            how: dict[str, Any] = {**size, "eviction": make_eviction(self.eviction)}
-            how |= {"host_blocks": host, "write_policy": write}
+            made: dict[str, Any] = {**size, "eviction": make_eviction(self.eviction)}
+            made |= {"host_blocks": host, "write_policy": write}
             if policy is None:
-                return HiCache(**how)
+                return HiCache(**made)
             prefetch = PrefetchSettings(
                 policy=policy, threshold=4, timeout_base=0.02, retry_interval=2, retry_max=2
             )
-            return StoredHiCache(**how, prefetch=prefetch)
+            return StoredHiCache(**made, prefetch=prefetch)
         if self.memory == "radix":
             return make_memory("radix", **size, eviction=self.eviction)
         swap = {"cpu_blocks": self.cpu_blocks, "swap_bound": self.swap_bound}

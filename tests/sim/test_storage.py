@@ -1,4 +1,4 @@
-"""A storage below SGLang's host tier, in simulated time: what is fetched and backed up, and when."""
+"""A storage below SGLang's host tier in simulated time: what is fetched and backed up, and when."""
 
 from __future__ import annotations
 
