@@ -66,13 +66,16 @@ def _assembled(arguments: Arguments, model: LoadedModel) -> Parts:
     server = _sized(server.priced(prices), model, shape, graphs=graphs)
     scheduler = server.scheduler()
     assert server.blocks is not None and server.cpu_blocks is not None
-    if scheduler.memory.begins_transfers and type(scheduler.memory) is not HiCache:
+    if scheduler.memory.begins_transfers and not isinstance(scheduler.memory, HiCache):
         raise ConfigError(
             f"offload: the engine has no {type(scheduler.memory).__name__}; "
             "choose offload=none, or backend=sim"
         )
-    if (connector := scheduler.queues.connector) is not None and connector.lower.tiers:
-        raise ConfigError("offload: has tiers below the host tier, which the engine has not")
+    connector = scheduler.queues.connector
+    if scheduler.memory.lower_tiers or (connector is not None and connector.lower.tiers):
+        raise ConfigError(
+            "offload: has tiers below the host tier, which the engine has not; choose backend=sim"
+        )
     hosted = scheduler.host_blocks
     if hosted:  # told after what does not go together
         _require_room(server, shape, server.blocks, hosted, model.device, tier=True)
