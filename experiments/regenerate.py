@@ -26,7 +26,7 @@ STUDIES = (
     *("paper_fig18", "paper_fig19"),
     *("chunk_budget", "past_future", "size_based", "policy_zoo", "agents", "kv_tiers"),
     *("fcfs_vs_priority", "preemption", "swap_vs_recompute", "offload_or_recompute"),
-    *("block_sizes", "capacity", "tune"),
+    *("offload_gains", "block_sizes", "capacity", "tune"),
     *("placement", "early_rejection", "cheapest_fleet", "prefix_routing", "staleness", "migration"),
     *("servers", "fairness", "truth"),
 )

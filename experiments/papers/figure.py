@@ -57,6 +57,8 @@ class Case:
     """Arguments of the figure's `reads`."""
     of: Annotated[str | None, In("cases")] = None
     """The case that it varies, whose overrides come before its own."""
+    needs: str | None = None
+    """A file or folder without which the case is left out."""
 
 
 @dataclass(frozen=True, kw_only=True)

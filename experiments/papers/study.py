@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pagedsim.core import ConfigError
@@ -51,8 +52,18 @@ class Figures(Reproduction):
                 raise ConfigError(f"only: {unknown('case', name, known)}")
         for name, figure in self.drawn.items():
             figure.check(f"figures.{name}")
-        wanted = {name: figure.of_cases(self.only) for name, figure in self.drawn.items()}
+        lacking: dict[str, list[str]] = {}  # cases by what they need
+        for figure in self.drawn.values():
+            for name, case in figure.cases.items():
+                if case.needs and not Path(case.needs).exists() and name in (self.only or known):
+                    lacking.setdefault(case.needs, []).append(name)
+        left = {*(self.only or known)}.difference(*lacking.values())
+        if lacking and not left:
+            raise ConfigError(f"{', '.join(lacking)}: not found in {Path.cwd()}: must be put there")
+        wanted = {name: figure.of_cases([*left]) for name, figure in self.drawn.items()}
         object.__setattr__(self, "figures", {n: f for n, f in wanted.items() if f.cases})
+        lines = [f"left out without {path}: {', '.join(of)}" for path, of in lacking.items()]
+        object.__setattr__(self, "remarks", [*self.remarks, *lines])
 
     @property
     def drawn(self) -> dict[str, Figure]:

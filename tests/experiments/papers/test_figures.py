@@ -87,6 +87,15 @@ def test_arms_are_of_cases_systems_and_values_and_a_variant_adds_to_its_case() -
     assert Figures(**WORDS, figures={"none": None}).arms() == {}
 
 
+def test_a_case_without_its_files_is_left_out(tmp_path: Path) -> None:
+    lacking = str(tmp_path / "lacking")
+    made = study(cases={"": {"needs": str(tmp_path)}, "more": {"needs": lacking}}, values=[1])
+    assert list(made.arms()) == ["old, 1 per s", "new, 1 per s"]
+    assert made.remarks == [f"left out without {lacking}: more"]
+    with pytest.raises(ConfigError, match=f"{lacking}: not found in .*: must be put there"):
+        study(cases={"more": {"needs": lacking}})
+
+
 # -- comparisons -----------------------------------------------------------------------------------
 
 
