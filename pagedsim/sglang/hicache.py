@@ -27,7 +27,7 @@ from pagedsim.core.memory.eviction import EvictionQueue
 from pagedsim.core.memory.eviction_policy import EvictionPolicy
 from pagedsim.core.request import Request
 from pagedsim.core.transfers import Direction, Transfer
-from pagedsim.sglang.radix import Hold, Node, RadixMemory, common_pages, to_root
+from pagedsim.sglang.radix import Hold, Node, RadixMemory, to_root
 
 WritePolicy = Literal["write_through", "write_through_selective", "write_back"]
 USES_TO_WRITE = {"write_through": 1, "write_through_selective": 2, "write_back": 0}
@@ -81,7 +81,6 @@ class HiCache(RadixMemory):
         )
         self._duplicates: dict[Node, None] = {}  # some are none any more
         self._inserted: dict[Request, int] = {}  # pages that a request has inserted before
-        self._best = self.root  # where the last match ended, on the host perhaps
         self._stores: list[Copy] = []  # queued
         self._under_way: dict[int, list[Copy]] = {}  # by job
         self._jobs = 0
@@ -135,53 +134,33 @@ class HiCache(RadixMemory):
 
     # -- the tree ----------------------------------------------------------------------------------
 
-    def _match(self, keys: Sequence[Hashable]) -> tuple[Node, list[int]]:
-        node: Node = self.root
-        found, done = node, 0
-        hit: list[int] = []
-        while done < len(keys) and (child := node.children.get(keys[done])):
-            common = common_pages(child.keys, keys, done)
-            node = child if common == len(child.keys) else self._split(child, common)
-            done += common
-            if node.pages:
-                found = node
-                hit += node.pages
-            if node is not child:
-                break
-        self._best = node
-        if keys:
-            self._use_path(node)
-        return found, hit
-
     def _insert(
         self, keys: Sequence[Hashable], pages: Sequence[int], kept: int, request: Request
     ) -> Node:
         """The same as without a host tier; nodes on the host alone take the pages, and those that
         enough requests have inserted are written to the host."""
-        before = self._inserted.get(request, 0)
-        node, done = self.root, 0
-        self._use(node, self._leaves.tick())
-        self._changes += 1
-        while done < len(keys) and (child := node.children.get(keys[done])):
-            self._use(child, self._leaves.tick())
-            common = common_pages(child.keys, keys, done)
-            node = child if common == len(child.keys) else self._split(child, common)
-            node.priority = min(node.priority, self._value(request))
-            if node.pages:
-                self._free += pages[max(done, kept) : done + common]
-            else:
-                self._fill(node, list(pages[done : done + common]), request)
-                self._note_duplicate(node)
-            done += common
-            if done > before and self._uses_to_write:
-                self._leaves.use(node, request)
-                if node.host and not self._host_leaves.is_lru:
-                    self._host_leaves.policy.used(node, None)
-                self._write_if_due(node)
-        if done < len(keys):
-            node = self._add(node, list(keys[done:]), list(pages[done:]), request)
+        node = super()._insert(keys, pages, kept, request)
+        self._inserted[request] = max(self._inserted.get(request, 0), len(keys))
+        return node
+
+    def _meet(
+        self, node: Node, pages: Sequence[int], start: int, kept: int, request: Request
+    ) -> None:
+        node.priority = min(node.priority, self._value(request))
+        if node.pages:
+            self._free += pages[max(0, kept - start) :]
+        else:
+            self._fill(node, list(pages), request)
+            self._note_duplicate(node)
+        if start + len(pages) > self._inserted.get(request, 0) and self._uses_to_write:
+            self._leaves.use(node, request)
+            if node.host and not self._host_leaves.is_lru:
+                self._host_leaves.policy.used(node, None)
             self._write_if_due(node)
-        self._inserted[request] = max(before, len(keys))
+
+    def _add(self, parent: Node, keys: list[Hashable], pages: list[int], request: Request) -> Node:
+        node = super()._add(parent, keys, pages, request)
+        self._write_if_due(node)
         return node
 
     def _fill(self, node: Node, pages: list[int], request: Request) -> None:

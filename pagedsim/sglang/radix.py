@@ -94,6 +94,7 @@ class RadixMemory(Memory):
         super().__init__(blocks, block_size, cpu_blocks)
         self._free: list[int] = list(range(blocks - 1, -1, -1))
         self.root = Node(None, [], [], 0.0, 0.0)
+        self._best = self.root  # where the last match ended, with pages or without
         self._node_of: dict[Request, Node] = {}
         self._evictable = 0  # pages of nodes without an owner
         self._leaves: EvictionQueue[Node] = EvictionQueue(eviction or EvictionPolicy(), blocks)
@@ -158,20 +159,24 @@ class RadixMemory(Memory):
         return self._match(self._all_keys(request))[0]
 
     def _match(self, keys: Sequence[Hashable]) -> tuple[Node, list[int]]:
-        """The longest path of these keys, and its pages: a node is split where the path ends in
-        it. The path is now the most recently used."""
+        """The last node with pages on the longest path of these keys, and the pages: a node is
+        split where the path ends in it. The path is now the most recently used."""
         node: Node = self.root
+        matched, done = node, 0
         hit: list[int] = []
-        if not keys:
-            return node, hit
-        while len(hit) < len(keys) and (child := node.children.get(keys[len(hit)])):
-            common = common_pages(child.keys, keys, len(hit))
+        while done < len(keys) and (child := node.children.get(keys[done])):
+            common = common_pages(child.keys, keys, done)
             node = child if common == len(child.keys) else self._split(child, common)
-            hit += node.pages
+            done += common
+            if node.pages:
+                matched = node
+                hit += node.pages
             if node is not child:
                 break
-        self._use_path(node)
-        return node, hit
+        self._best = node
+        if keys:
+            self._use_path(node)
+        return matched, hit
 
     def _use_path(self, node: Node) -> None:
         """A path is now the most recently used."""
@@ -195,14 +200,20 @@ class RadixMemory(Memory):
             self._use(child, self._leaves.tick())
             common = common_pages(child.keys, keys, done)
             node = child if common == len(child.keys) else self._split(child, common)
-            first = max(0, kept - done)
-            self._free += pages[done + first : done + common]
+            self._meet(node, pages[done : done + common], done, kept, request)
             done += common
-            if done > kept:
-                self._leaves.use(node, request)
         if done < len(keys):
             node = self._add(node, list(keys[done:]), list(pages[done:]), request)
         return node
+
+    def _meet(
+        self, node: Node, pages: Sequence[int], start: int, kept: int, request: Request
+    ) -> None:
+        """A path that is added, which has these pages from place `start` on, leads through a node
+        of the tree."""
+        self._free += pages[max(0, kept - start) :]
+        if start + len(pages) > kept:
+            self._leaves.use(node, request)
 
     def _add(self, parent: Node, keys: list[Hashable], pages: list[int], request: Request) -> Node:
         node = Node(parent, keys, pages, self._leaves.tick(), self._value(request))
