@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Literal, Protocol
@@ -11,10 +11,10 @@ from typing import Any, Literal, Protocol
 import simpy
 
 from pagedsim.cluster.link import Fabric
-from pagedsim.cluster.replica import FleetRecorder, ReplicaHandle, Unit
+from pagedsim.cluster.replica import FleetRecorder, ReplicaHandle, ReplicaStates, Unit
 from pagedsim.core import Request, RequestId, State, StepPlan
 from pagedsim.core.errors import RequestError
-from pagedsim.policies.routing.router import Refusal
+from pagedsim.policies.routing.router import Refusal, Replica
 from pagedsim.sim.environment import Environment
 from pagedsim.sim.server import Recorder
 
@@ -32,11 +32,16 @@ Wait = Generator[simpy.Event, None, None]
 
 
 class Routing(Protocol):
-    """The part of `Dispatcher` that migrations use."""
+    """The part of `Dispatcher` that migrations and fetches of prefixes use."""
 
     environment: Environment
     recorder: FleetRecorder
+    replicas: Sequence[ReplicaHandle]
+    states: ReplicaStates
 
+    def view(self, replica: ReplicaHandle) -> Replica: ...
+    def cached_tokens(self, request: Request) -> Sequence[int]: ...
+    def enter(self, request: Request, replica: ReplicaHandle, output_len: int) -> None: ...
     def route(
         self, request: Request, role: Literal["prefill", "decode"]
     ) -> ReplicaHandle | Refusal | None: ...

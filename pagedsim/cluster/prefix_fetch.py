@@ -13,33 +13,16 @@ from collections import Counter
 from collections.abc import Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
 
 import simpy
 
-from pagedsim.cluster.kv_migration import busier_end, send
+from pagedsim.cluster.kv_migration import Routing, busier_end, send
 from pagedsim.cluster.link import Fabric
-from pagedsim.cluster.replica import FleetRecorder, ReplicaHandle, ReplicaState, ReplicaStates
+from pagedsim.cluster.replica import ReplicaHandle, ReplicaState
 from pagedsim.core import Request, RequestId
-from pagedsim.policies.routing.router import Replica
-from pagedsim.sim.environment import Environment
 
 NEVER, SOONER, ALWAYS = FETCHES = ("never", "sooner", "always")
 """When a prefix is fetched: the values of `fleet.fetch`."""
-
-
-class Entrance(Protocol):
-    """The part of `Dispatcher` that fetches use."""
-
-    environment: Environment
-    recorder: FleetRecorder
-    replicas: Sequence[ReplicaHandle]
-    states: ReplicaStates
-
-    def cached_tokens(self, request: Request) -> Sequence[int]: ...
-    def view(self, replica: ReplicaHandle) -> Replica: ...
-    def enter(self, request: Request, replica: ReplicaHandle, output_len: int) -> None: ...
-    def stop_if_drained(self, replica: ReplicaHandle) -> None: ...
 
 
 @dataclass(eq=False)
@@ -69,7 +52,7 @@ class Fetch:
 class PrefixFetches:
     """The fetches of a fleet."""
 
-    def __init__(self, dispatcher: Entrance, fabric: Fabric, always: bool) -> None:
+    def __init__(self, dispatcher: Routing, fabric: Fabric, always: bool) -> None:
         """`always`: also where to compute a prefix would be sooner."""
         self._dispatcher = dispatcher
         self._fabric = fabric
@@ -104,7 +87,6 @@ class PrefixFetches:
         end = max(known.values()) // size * size
         if end <= known[target]:
             return computed, None
-
         sources = [replica for replica in known if known[replica] >= end]
         fetches = [Fetch(request, source, target, first, end) for source in sources]
         sent = [self._seconds(fetch) for fetch in fetches]
@@ -131,9 +113,7 @@ class PrefixFetches:
         if fetch is None:
             return False
         environment, scheduler = self._dispatcher.environment, target.scheduler
-        if scheduler.memory.can_hold and not scheduler.migration.expect_prefix(
-            request, fetch.end, environment.now
-        ):
+        if not scheduler.migration.expect_prefix(request, fetch.end, environment.now):
             return False
         fetch.output_len = output_len
         self._under_way[request.id] = fetch
@@ -154,15 +134,12 @@ class PrefixFetches:
     def _end(self, fetch: Fetch, arrived: bool) -> None:
         request, source, target = fetch.request, fetch.source, fetch.target
         del self._under_way[request.id]
-        memory, migration = target.scheduler.memory, target.scheduler.migration
-        now, end = self._dispatcher.environment.now, fetch.first
+        size, end = target.scheduler.memory.block_size, 0
         if arrived:
             cached = self._dispatcher.view(source).cached_tokens(request)
-            left = _known(source, request, cached) // memory.block_size * memory.block_size
-            end = max(end, min(left, fetch.end))
-        if memory.can_hold or (end > fetch.first and migration.expect_prefix(request, end, now)):
-            migration.put_prefix(request, end)
-            self.tokens[request.id] = end - fetch.first
+            end = min(fetch.end, _known(source, request, cached) // size * size)
+        now = self._dispatcher.environment.now
+        self.tokens[request.id] = target.scheduler.migration.put_prefix(request, end, now)
         target.cancel_expected(request)
         target.notifier.notify()
         target.server.wake()

@@ -220,14 +220,12 @@ def _fire(event: simpy.Event) -> None:
 
 
 class Incoming(NamedTuple):
-    """A request on its way to a replica."""
+    """A request on its way to a replica: blocks that it needs and that are not reserved yet,
+    predicted remaining output tokens, and prompt tokens to be computed."""
 
     blocks: int
-    """That it needs and that are not reserved yet."""
     predicted: float
-    """Output tokens that are still to come."""
     owed: int
-    """Prompt tokens to be computed."""
 
 
 @dataclass(frozen=True)

@@ -190,26 +190,35 @@ class Migration:
 
     def expect_prefix(self, request: Request, tokens: int, now: float) -> bool:
         """Hold memory for the first `tokens` tokens of a request, which come before it is added
-        here; False: there is no room."""
-        queues = self._queues
-        queues.require_absent(request)
-        queues._now = now
-        queues.disturbed = True
-        placeholder = queues.expect(request)
-        if not self._reservations.fill(placeholder, tokens, self._batching.margin(queues)):
-            self._reservations.drop(placeholder)
-            return False
-        if queues.connector is not None:
-            queues.connector.received.update(placeholder._tables[0])
-        return True
+        here; False: there is no room. A memory that cannot hold any gives it when they are there.
+        """
+        self._queues.require_absent(request)
+        placeholder = self._queues.expect(request)
+        if not self._memory.can_hold or self._fill(placeholder, tokens, now):
+            return True
+        self._reservations.drop(placeholder)
+        return False
 
-    def put_prefix(self, request: Request, tokens: int) -> None:
-        """Of what memory is held for, `tokens` tokens are here: they are in the cache from now on,
-        for this request as for others, and no memory is held any more."""
+    def put_prefix(self, request: Request, tokens: int, now: float) -> int:
+        """Of these, `tokens` tokens are here: they are in the cache from now on, for this request
+        as for others, and no memory is held any more. Returns how many the cache had not."""
         placeholder = self._placeholder_of(request)
-        if tokens > placeholder.computed:
+        news = 0
+        if tokens and (placeholder._tables or self._fill(placeholder, tokens, now)):
+            news = max(tokens - placeholder.computed, 0)
+        if news:
             self._memory.filled(placeholder, tokens)
         self.release_reservation(request)
+        return news
+
+    def _fill(self, placeholder: Placeholder, tokens: int, now: float) -> bool:
+        queues = self._queues
+        queues._now = now
+        queues.disturbed = True
+        filled = self._reservations.fill(placeholder, tokens, self._batching.margin(queues))
+        if filled and queues.connector is not None:
+            queues.connector.received.update(placeholder._tables[0])
+        return filled
 
     # -- checks ----------------------------------------------------------------------------------
 

@@ -19,7 +19,14 @@ class Placeholder(Request):
 
     def __init__(self, request: Request, order: int, kept: bool = False) -> None:
         """`kept`: the blocks are those that the request had here."""
-        super().__init__(request.id, request.prompt_len, request.params, answer=request._answer)
+        super().__init__(
+            *(request.id, request.prompt_len, request.params),
+            priority=request.priority,
+            session=request.session,
+            turn=request.turn,
+            extra=request.extra,
+            answer=request._answer,
+        )
         self.request = request
         self.kept = kept
         self._prompt = request.prompt

@@ -188,6 +188,18 @@ def test_memory_is_held_for_a_prefix_on_its_way() -> None:
     assert router.seen[1:] == [(0, 0, 0, 0, 10), (1, 1, 9, 1, 8)]
 
 
+def test_what_was_fetched_for_an_urgent_request_is_evicted_last() -> None:
+    """Of three blocks two go to another prefix; the requests' priorities are 1, 3 and 2."""
+    cache = make_memory("prefix", blocks=3, block_size=4, eviction="priority")
+    receiver = make_scheduler(memory=cache, batching="unified").migration
+    urgent, *others = [Request(at, [at] * 5, priority=at) for at in (1, 3, 2)]
+    for request in (urgent, *others):
+        assert receiver.expect_prefix(request, 4, 0.0)
+        assert receiver.put_prefix(request, 4, 0.0) == 4
+    assert receiver.expect_prefix(Request(4, [4] * 9), 8, 0.0)
+    assert [len(cache.lookup(request)) for request in (urgent, *others)] == [1, 0, 0]
+
+
 def test_a_prefix_without_room_is_computed() -> None:
     """Another prompt has 8 of 9 blocks until 33 s."""
     router = Turns([0, 1, 1])

@@ -118,7 +118,8 @@ class Toy:
         for position in range(placeholder.computed, SIZE * len(table)):
             block = self.gpu.setdefault(table[position // SIZE], [None] * SIZE)
             block[position % SIZE] = self.token(request, position)
-        self.scheduler.migration.put_prefix(request, SIZE * len(table))
+        news = SIZE * len(table) - placeholder.computed
+        assert self.scheduler.migration.put_prefix(request, SIZE * len(table), self.step) == news
 
     def serve(self, requests: list[Request], abort: float = 0.0, fetch: float = 0.0) -> None:
         """Serve requests that come one a step, until nothing is in flight."""
