@@ -91,8 +91,11 @@ class Agenda:
         self._open: Counter[str | None] = Counter()  # live requests of each session
         self._sent, self._warm, self._last = 0, turns.warmup, 0.0
         self._end = inf if turns.duration is None or self._warm else turns.duration
-        for _ in range(source.users or 1 if self._closed else 0):
-            self._begin(0.0)
+        self._users = source.users or 1 if self._closed else 0
+        for _ in range(self._warm):
+            self._read(0.0)
+        if not self._warm:
+            self._begin_all(0.0)
 
     @property
     def at(self) -> float | None:
@@ -130,20 +133,27 @@ class Agenda:
     def left(self, request: Request, now: float) -> None:
         """Report that a request has ended, in whatever way."""
         self._sent, self._last = self._sent - 1, now
-        if int(request.id) < self._turns.warmup:
-            self._warm -= 1
-            if not self._warm and self._turns.duration is not None:
-                self._end = now + self._turns.duration
         for row in self._turns.followers(int(request.id)):
             count, last = self._answered.get(row, (0, 0.0))
             self._answered[row] = count + 1, max(last, now)
             if row in self._held:
                 self._settle(row, *self._held.pop(row))
-        if self._closed:
+        if int(request.id) < self._turns.warmup:
+            self._warm -= 1
+            if not self._warm:
+                if self._turns.duration is not None:
+                    self._end = now + self._turns.duration
+                self._begin_all(now)
+        elif self._closed:
             self._open[request.session] -= 1
             if not self._open[request.session]:
                 del self._open[request.session]
                 self._begin(now + self._pause)
+
+    def _begin_all(self, now: float) -> None:
+        """Start a session of each user."""
+        for _ in range(self._users):
+            self._begin(now)
 
     def _begin(self, now: float) -> None:
         """Start the next session of a user."""
@@ -166,5 +176,8 @@ class Agenda:
             self._held[row] = earliest, job
             return
         self._answered.pop(row, None)
-        due = max(earliest, last + self._turns.pause(row)) if waits else earliest
+        if waits:
+            due = max(earliest, last + self._turns.pause(row))
+        else:
+            due = earliest + (self._turns.pause(row) if row < self._turns.warmup else 0.0)
         heappush(self._due, (due, row, job))

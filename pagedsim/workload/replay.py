@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -260,8 +261,10 @@ class _Maker:
 
     def _lanes(self, queue: Sequence[tuple[int, int]], users: int) -> None:
         """Draw the instants at which lanes begin, and add the warm-up: each agent that is at work
-        then asks again what it asked last, for one token."""
+        then asks again what it asked last, for one token, so that all lanes reach their instants
+        together; `max_idle` bounds how long before."""
         low, high = self.replay.begin or (0.0, 0.0)
+        most = inf if self.replay.max_idle is None else self.replay.max_idle
         shares = stream(self.seed, "lanes").uniform(low, high, users).tolist()
         for number, (share, (play, which)) in enumerate(zip(shares, queue, strict=False)):
             calls, first = self.sessions[which].calls, self._first[which]
@@ -270,7 +273,10 @@ class _Maker:
             active = {call.agent for call in calls if call.at >= instant}
             for place in sorted(place for agent, place in last.items() if agent in active):
                 of = (number, place + 1, first + place, play, calls[place].prompt, 1)
-                self.rows.append(_Row(0.0, *of, (), 0.0))
+                lead = min(self._delay(instant - calls[place].at), most)
+                self.rows.append(_Row(0.0, *of, (), lead))
+        longest = max((row.pause for row in self.rows), default=0.0)
+        self.rows = [row._replace(pause=longest - row.pause) for row in self.rows]
         self.warm = range(len(self.rows))
 
     def _add(self, number: int, play: int, which: int, begin: float) -> None:

@@ -37,8 +37,9 @@ class Sessions:
         duration: float | None = None,
     ) -> None:
         """`after` lists the rows that each row depends on. The first `warmup` rows are in no
-        metric. In a closed loop, what is pending comes sooner once nothing was at the server for
-        `max_idle` seconds, and nothing is sent `duration` seconds after the warm-up."""
+        metric; those that depend on none are sent their `pause` after the start. In a closed loop,
+        what is pending comes sooner once nothing was at the server for `max_idle` seconds, and
+        nothing is sent `duration` seconds after the warm-up."""
         self.warmup, self.max_idle, self.duration = warmup, max_idle, duration
         self.session = np.asarray(session, np.int32)
         self.turn = np.asarray(turn, np.int32)

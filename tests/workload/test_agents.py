@@ -279,12 +279,15 @@ def test_lanes_begin_together_after_a_warmup(tmp_path: Path) -> None:
     arrival, finished = (np.array(table[name]) for name in ("arrival", "finished"))
     first = [row for row in range(2, len(made)) if turns.after(row) == [0, 1]]
     assert len(first) == 2
+    there = []  # when the lanes reach their instants in the warm-up
     for lane, row in enumerate(first):
         asked, warmed = turns.turn[row], turns.turn[lane]
         assert asked == warmed + 1
         instant = 10 * (asked - 1) - turns.pause(row)
         assert 12 <= instant <= 28 and 0 <= turns.pause(row) <= 10
         assert arrival[row] == max(finished[:2]) + turns.pause(row)
+        there.append(arrival[lane] + instant - 10 * (warmed - 1))
+    assert there == pytest.approx([there[0]] * 2) and min(arrival[:2]) == 0 < max(arrival[:2])
     others = trace(path=tmp_path, **settings | {"seed": 4})
     assert others.turns is not None
     assert others.turns.pauses.tolist() != turns.pauses.tolist()
@@ -297,7 +300,7 @@ def test_the_warmup_asks_again_what_each_agent_asked_last(tmp_path: Path) -> Non
     assert turns is not None and turns.warmup == 2
     assert rows.prompt_len.tolist() == [4, 4, 4, 8]
     assert waits(rows) == [[], [], [0, 1], [2]]
-    assert pauses(rows) == [0, 0, 1, 4]
+    assert pauses(rows) == [0, 10, 1, 4]  # the last of each was asked 14 and 4 s before
 
 
 def test_the_whole_system_is_not_idle_for_long(tmp_path: Path) -> None:
