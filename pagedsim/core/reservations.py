@@ -20,7 +20,9 @@ class Placeholder(Request):
     def __init__(self, request: Request, order: int, kept: bool = False) -> None:
         """`kept`: the blocks are those that the request had here."""
         super().__init__(
-            *(request.id, request.prompt_len, request.params),
+            request.id,
+            request.prompt_len,
+            request.params,
             priority=request.priority,
             session=request.session,
             turn=request.turn,
