@@ -194,7 +194,7 @@ class Request(DecodeEntry):
         self._loaded = 0  # of these, those that were below the GPU
         self._stored = 0  # and of these, at most so many below the host
         self._hits = NO_HITS  # of the admissions whose memory it has lost
-        self._prefill_tokens = 0
+        self._prefill_tokens = 0  # those that it computed, beside its hits, until it could decode
         self._decoded_from = 0  # where the decodes begin whose keys and values are in memory
         self._swapped_blocks = 0
         self._cached_tokens = 0
@@ -325,12 +325,6 @@ class Request(DecodeEntry):
         stored = min(self._stored, loaded)
         gpu, host, storage = self._hits
         return Hits(gpu + self._found - loaded, host + loaded - stored, storage + stored)
-
-    @property
-    def prefill_tokens(self) -> int:
-        """Tokens that were computed of its prompt, and again after preemptions: what it needed in
-        memory before it could decode and was not among its `hits`."""
-        return self._prefill_tokens
 
     @property
     def tables(self) -> list[list[int]]:

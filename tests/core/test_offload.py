@@ -199,7 +199,7 @@ def test_tiers_below_give_back_what_the_host_tier_has_lost() -> None:
             sut.check()
         sut.memory.forget()
     assert not sut.unfinished and promoted == 1
-    assert request.hits.storage and sum(request.hits) + request.prefill_tokens == 24
+    assert request.hits.storage and sum(request.hits) + request._prefill_tokens == 24
 
 
 # By step: the texts of a prompt's blocks, and the length of its answer.
@@ -275,7 +275,7 @@ def test_a_holding_request_owns_blocks_and_no_seat() -> None:
     assert [(chunk.start, chunk.length) for chunk in plan.chunks] == [(16, 1)]
     assert plan.hits == ((request, 16),) and request.cached_tokens == 16
     sut.commit(plan, 4, {"b": 1})
-    assert (request.hits, request.prefill_tokens) == ((0, 16, 0), 1)
+    assert (request.hits, request._prefill_tokens) == ((0, 16, 0), 1)
 
 
 def test_blocks_of_an_aborted_load_stay_until_it_has_ended() -> None:

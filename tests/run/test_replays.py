@@ -68,6 +68,9 @@ def test_python_names_files_and_how_they_are_played(tmp_path: Path) -> None:
     result = ps.simulate(workload=workload, memory="prefix", seeds=1, jobs=1)
     (run,) = result.runs
     assert columns(run, "cached_tokens") == [[0, 0, 48, 48]]
+    told = {"hit_rate", "working_set_peak", "session_served_time_mean"}
+    assert told < set(result.table()["metric"].to_pylist())
+    assert {"sources", "working_set"} < set(result.plots)
 
 
 def test_agentx_replays_recorded_sessions(tmp_path: Path) -> None:
