@@ -200,8 +200,8 @@ def _offloading(scheduler: Scheduler, store: Store) -> dict[str, Any]:
 
 
 def _store() -> Store:
-    """A small storage, in which a page takes about a millisecond."""
-    return Store(Link(Way(1e-3, 3e3), Way(1e-3, 2e3)), 1.0, 30)
+    """A storage in which a page takes about a millisecond."""
+    return Store(Link(Way(1e-3, 3e3), Way(1e-3, 2e3)), 1.0, 300)
 
 
 def _tiers(scheduler: Scheduler) -> Tiers | None:

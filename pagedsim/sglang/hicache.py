@@ -451,7 +451,8 @@ class HiCache(RadixMemory):
         if len(pages) < count:
             raise PagedsimError(
                 f"{count} pages are needed, and {len(pages)} can be freed: what the storage reads "
-                "or writes below them holds the others; give the host tier more room"
+                "or writes below them holds the others; give the host tier more room, or choose "
+                "write_policy=write_through"
             )
         return pages
 
