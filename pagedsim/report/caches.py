@@ -70,7 +70,8 @@ def draw_working_set(study: Arms) -> Figure:
     look = looks(study.arms, bool(study.swept))
     figure = new_figure(3.4)
     axes = figure.subplots()
-    most, sizes = max(value_of(run.summary, "working_set_peak") for run in study.runs), {}
+    sizes: dict[float, str] = {}
+    most = max(value_of(run.summary, "working_set_peak") for run in study.runs)
     unit, name = (1e6, "million") if most >= 1e6 else (1e3, "thousand")
     for arm in study.arms:
         run = study.of(arm)[0]

@@ -91,8 +91,9 @@ def test_hits_are_shares_and_the_working_set_is_beside_memory(tmp_path: Path) ->
     assert widths == [width for width in (30, 20, 50) for _ in study.arms]
     (axes,) = drawings["working_set"].draw().axes
     *lines, gpu = (line.get_data() for line in axes.lines)
-    assert [[*map(list, line)] for line in lines] == [[[1.0, 2.0], [0.03, 0.06]]] * 2
-    assert [*gpu[1]] == [0.04, 0.04]  # thousand tokens
+    drawn = [np.asarray(line).tolist() for line in lines]
+    assert drawn == [[[1.0, 2.0], [0.03, 0.06]]] * 2
+    assert np.asarray(gpu).tolist()[1] == [0.04, 0.04]  # thousand tokens
 
 
 def bars(axes: Any, colour: str) -> np.ndarray:

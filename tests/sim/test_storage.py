@@ -116,8 +116,9 @@ def test_a_crash_loses_jobs_and_not_what_is_stored() -> None:
     memory = StoredHiCache(60, 8, host_blocks=80, prefetch=WAIT)
     scheduler = Scheduler(memory=memory, batching=SGLang())
     environment, content = Environment(), store()
-    parts = {"transfers": Transfers(Even(0.1)), "storage": StorageJobs(content, memory)}
-    server = Server(environment, scheduler, Constant(), Recorder(), **parts)
+    copies, jobs = Transfers(Even(0.1)), StorageJobs(content, memory)
+    how = Constant(), Recorder()
+    server = Server(environment, scheduler, *how, transfers=copies, storage=jobs)
     server.submit(Request("writer", LONG), 1)
     environment.run(8.0)  # all ten pages are there at 1 + 1 + 0.25 + 5
     assert server.crash() == []
