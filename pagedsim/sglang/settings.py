@@ -48,7 +48,7 @@ class HiCacheOffload(Offload):
             require_whole("blocks", self.blocks, 1)
         if self.write_policy not in USES_TO_WRITE:
             raise unknown("write_policy", str(self.write_policy), USES_TO_WRITE)
-        if not isinstance(self.storage, Mapping | None):
+        if self.storage is not None and not isinstance(self.storage, Mapping):
             raise ConfigError(f"storage={shown(self.storage)}: must be a mapping of settings")
         _ = self.prefetching  # refuses what is wrong
 
