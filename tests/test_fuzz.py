@@ -47,6 +47,11 @@ NARROW = replace(
 )
 ONE = job(1, 1)
 ONCE_DIFFERENT = {
+    "a step that learns of a backup is recorded once, though the next ones are like it": Simulation(
+        (Server("radix", 15, 2, "sglang", hicache=(45, "write_through", "timeout")),),
+        (job(7, 16, 3, 2), job(14, 8, stream=None)),
+        ahead=True,
+    ),
     "a request that can never run becomes the head while all seats are taken": Simulation(
         (replace(WIDE, blocks=18, policy="ltr", displace=False, max_seqs=2),),
         (
