@@ -145,13 +145,19 @@ def _more_metrics(study: Study, runs: Runs, arms: Arms) -> Iterator[str]:
         yield from ("session_time", "session_served_time_mean")
     if not chosen:
         yield from FLEET_METRICS if any(run.replicas for run in arms.runs) else ()
-        names = ("hit_rate", *SOURCES[:-1])
-        hits = [name for name in names if any(value_of(r.summary, name) > 0 for r in arms.runs)]
-        yield from hits if hits[2:] else hits[:1]  # all hits are on the GPU
-        if hits and any("working_set_peak" in run.summary for run in arms.runs):
-            yield "working_set_peak"
+        yield from _of_caches(arms)
     if any("goodput_per_s" in run.summary for run in runs.finished.values()):
         yield from ("goodput_per_s", "slo_attainment") if several else ("goodput_per_s",)
+
+
+def _of_caches(arms: Arms) -> Iterator[str]:
+    """What is worth a column where a prefix cache found something; where there are hits below the
+    GPU, those by source."""
+    (gpu, *below, _), others = SOURCES, ("recomputed_tokens", "working_set_peak")
+    names = ("hit_rate", gpu, *below, *others)
+    some = {name for name in names if any(value_of(run.summary, name) > 0 for run in arms.runs)}
+    if "hit_rate" in some:
+        yield from (name for name in names if name in (some if some & {*below} else some - {gpu}))
 
 
 def _missing(runs: Runs, arms: Arms) -> dict[str, str]:
