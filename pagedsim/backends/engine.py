@@ -298,28 +298,36 @@ def _loaded(arguments: Arguments) -> LoadedModel:
         raise ConfigError(text) from error
 
 
+ENDS: Mapping[tuple[bool, bool], str] = {
+    (False, False): "transferred",
+    (False, True): "awaited",
+    (True, False): "below_transferred",
+    (True, True): "below_awaited",
+}
+"""Columns of jobs that ended: whether those are below the host tier, and whether the engine waited
+in the pause after the step, or saw it at the step's end."""
+
+
 class RecordedCopies:
-    """For each step the copies between GPU and host tier that ended, as far as was seen."""
+    """For each step the copies from and to the host tier that ended, as far as was seen."""
 
     def __init__(self) -> None:
         self.failed = 0
-        self._with: list[list[int]] = []
-        self._after: list[list[int]] = []
+        self._ended: dict[str, list[list[int]]] = {name: [] for name in ENDS.values()}
 
     def step(self) -> None:
         """Another step has ended."""
-        self._with.append([])
-        self._after.append([])
+        for ended in self._ended.values():
+            ended.append([])
 
     def transferred(self, ended: Sequence[EndedCopy], waited: bool) -> None:
-        jobs = (self._after if waited else self._with)[-1]
-        jobs += [copy.job for copy in ended]
-        self.failed += sum(copy.error is not None for copy in ended)
+        for copy in ended:
+            self._ended[ENDS[copy.below, waited]][-1].append(copy.job)
+            self.failed += copy.error is not None
 
     def columns(self) -> dict[str, pa.Array]:
-        """`transferred`: at the end of a step; `awaited`: in the pause after it."""
         jobs = pa.list_(pa.int64())
-        return {"transferred": pa.array(self._with, jobs), "awaited": pa.array(self._after, jobs)}
+        return {name: pa.array(ended, jobs) for name, ended in self._ended.items()}
 
 
 class _Log:
@@ -442,6 +450,7 @@ def facts_of(engine: LLMEngine, name: str) -> Settings:
         "vocab_size": engine.model.vocab_size,
         **engine.server.sizes(),
         "block_bytes": engine.runner.cache.shape.block_bytes,
+        "found_chunks": sum(tier.found for tier in engine.files),
         "prices": {"prefill": engine.prices.prefill, "transfer": engine.prices.transfer},
         "torch": torch.__version__,
         "transformers": transformers.__version__,

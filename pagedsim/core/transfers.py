@@ -56,3 +56,6 @@ class EndedCopy(NamedTuple):
     seconds: float
     error: Exception | None
     """Why nothing was copied."""
+    below: bool = False
+    """Whether it was a job between the host tier and one below it, which have numbers of their
+    own."""

@@ -13,6 +13,7 @@ from pagedsim.core import ConfigError, Scheduler
 from pagedsim.core.errors import unknown
 from pagedsim.engine.cache import Cache, CacheShape
 from pagedsim.engine.engine_args import DEVICES, Arguments
+from pagedsim.engine.file_tier import FileTier, bind_tiers
 from pagedsim.engine.models import LoadedModel, load_model
 from pagedsim.engine.models.load import check_shards
 from pagedsim.engine.models.shard import Shard
@@ -24,6 +25,7 @@ from pagedsim.engine.runner import Leader, Runner
 from pagedsim.engine.runtime import GIB, in_memory, require_host
 from pagedsim.engine.sampler import warm_up_sampling
 from pagedsim.engine.tokenizer import load_tokenizer
+from pagedsim.engine.vllm_offload import with_tiers
 from pagedsim.kernels.float8 import is_float8, name_of
 from pagedsim.server import ServerSpec
 from pagedsim.sglang import HiCache
@@ -63,7 +65,7 @@ def _assembled(arguments: Arguments, model: LoadedModel) -> Parts:
             "values, which are kept in its own dtype alone; choose auto"
         )
     measure = server.weighs_prices
-    server = _sized(server.priced(prices), model, shape, graphs=graphs)
+    server = with_tiers(_sized(server.priced(prices), model, shape, graphs=graphs), FileTier)
     scheduler = server.scheduler()
     assert server.blocks is not None and server.cpu_blocks is not None
     if scheduler.memory.begins_transfers and not isinstance(scheduler.memory, HiCache):
@@ -71,8 +73,7 @@ def _assembled(arguments: Arguments, model: LoadedModel) -> Parts:
             f"offload: the engine has no {type(scheduler.memory).__name__}; "
             "choose offload=none, or backend=sim"
         )
-    connector = scheduler.queues.connector
-    if scheduler.memory.lower_tiers or (connector is not None and connector.lower.tiers):
+    if scheduler.memory.lower_tiers:
         raise ConfigError(
             "offload: has tiers below the host tier, which the engine has not; choose backend=sim"
         )
@@ -80,6 +81,7 @@ def _assembled(arguments: Arguments, model: LoadedModel) -> Parts:
     if hosted:  # told after what does not go together
         _require_room(server, shape, server.blocks, hosted, model.device, tier=True)
     cache = new_cache(shape, server.blocks, server.cpu_blocks + hosted, model.device)
+    bind_tiers(scheduler, cache, model)
     tokenizer = load_tokenizer(arguments.tokenizer or arguments.model)
     settings: dict[str, Any] = {
         "seqs": scheduler.max_seqs,

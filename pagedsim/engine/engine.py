@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from math import inf
@@ -26,6 +26,7 @@ from pagedsim.core.transfers import Direction, EndedCopy
 from pagedsim.engine.assemble import assemble, device_of
 from pagedsim.engine.beam import Beams
 from pagedsim.engine.engine_args import Arguments, EngineArgs, vllm_errors
+from pagedsim.engine.file_tier import file_tiers
 from pagedsim.engine.host_copies import CopyError
 from pagedsim.engine.models import LoadedModel
 from pagedsim.engine.output import Observer, RequestOutput, TransferObserver
@@ -38,6 +39,8 @@ from pagedsim.requirements import refuse_older
 
 log = logging.getLogger(__name__)
 
+POLL_S = 1e-4
+"""Between two looks at copies that are waited for."""
 WAIT_S = 1e-3
 """For a copy to end, where nothing else can be done, before a driver's turn."""
 
@@ -234,6 +237,8 @@ class LLMEngine:
         self.stuck = False
         """Whether the last step was idle, and all will be until requests come or go."""
         self._copies_failed = False
+        self.files = file_tiers(self.scheduler)
+        """The tiers of files below the host tier."""
         self._rests = False  # since the last step, unless something has come at its end
         self._sampler = Sampler()
         self._oldest: InflightStep | None = None  # the oldest step in flight
@@ -266,7 +271,7 @@ class LLMEngine:
     @property
     def copying(self) -> bool:
         """Whether copies from or to the host tier are in flight."""
-        return self.runner.copies.busy
+        return self.runner.copies.busy or any(tier.busy for tier in self.files)
 
     @property
     def lag(self) -> float:
@@ -291,6 +296,8 @@ class LLMEngine:
         many threads as before the first.
         """
         self.runner.close()
+        for tier in self.files:
+            tier.close()
         self._give_threads_back()
         if not isinstance(self.arguments.model, LoadedModel):
             self.model.close()
@@ -453,7 +460,7 @@ class LLMEngine:
                 self._complete(current.plan, start, outcome, outputs)
                 self._oldest = following
                 if self.copying:
-                    self._report(self.runner.copies.ended(current.plan.flushed), waited=False)
+                    self._report(self._ended(current.plan.flushed), waited=False)
                 self._rests = self.stuck or not self.has_unfinished_requests()
         except BaseException as error:
             # E.g. Ctrl-C: end the step's requests. After a RankError no request can be served.
@@ -526,22 +533,31 @@ class LLMEngine:
 
         They end `now`, if that is given.
         """
-        ended = self.runner.copies.next_ended(seconds)
+        until = time.monotonic() + seconds
+        while not (ended := self._ended()) and time.monotonic() < until:
+            time.sleep(POLL_S)
         if ended:
             self.end = self.now if now is None else now
             self._report(ended, waited=True)
         return bool(ended)
 
+    def _ended(self, flushed: Collection[int] = ()) -> list[EndedCopy]:
+        """Copies that have ended, between the GPU, the host tier and files below it."""
+        below = [copy for tier in self.files for copy in tier.poll()]
+        return [*self.runner.copies.ended(flushed), *below]
+
     def _report(self, ended: Sequence[EndedCopy], waited: bool) -> None:
         """Copies from and to the host tier have ended."""
         if not ended:
             return
-        if (error := next((copy.error for copy in ended if copy.error), None)) is not None:
-            self._warn_of_copy(error)
         self._tell(ended, waited)
-        failed = [copy.job for copy in ended if copy.error]
-        self.scheduler.transferred([copy.job for copy in ended], self.end, failed)
         self.stuck = False
+        if not (copies := [copy for copy in ended if not copy.below]):
+            return
+        if (error := next((copy.error for copy in copies if copy.error), None)) is not None:
+            self._warn_of_copy(error)
+        failed = [copy.job for copy in copies if copy.error]
+        self.scheduler.transferred([copy.job for copy in copies], self.end, failed)
 
     def _tell(self, ended: Sequence[EndedCopy], waited: bool) -> None:
         if isinstance(self.observer, TransferObserver):

@@ -15,7 +15,6 @@ what it reads, and the step waits for its loads, all layers of them: blocks are 
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -25,9 +24,6 @@ from pagedsim.core import PagedsimError
 from pagedsim.core.transfers import Direction, EndedCopy
 from pagedsim.engine.cache import LAYOUTS, Bus, Cache, Mark, bus_of
 from pagedsim.engine.step_inputs import HostCopy, HostWork
-
-POLL_S = 1e-4
-"""Between two looks at copies that are waited for."""
 
 
 class CopyError(PagedsimError, RuntimeError):
@@ -153,13 +149,6 @@ class HostCopies:
     def drained(self) -> list[EndedCopy]:
         """All that were begun and not reported, which are waited for."""
         return self.ended(tuple(self._jobs))
-
-    def next_ended(self, seconds: float) -> list[EndedCopy]:
-        """Wait for the next jobs to end, for so long at most."""
-        until = time.monotonic() + seconds
-        while not (ended := self.ended()) and time.monotonic() < until:
-            time.sleep(POLL_S)
-        return ended
 
     def reported(self) -> Sequence[int]:
         """The jobs that were reported since the last call."""

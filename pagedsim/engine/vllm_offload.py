@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_number, require_whole, shown, unknown
+from pagedsim.core.offload import LowerTier, VLLMOffload
 from pagedsim.server import ServerSpec
 
 OFFLOAD_SETTINGS = ("kv_offloading_size", "kv_offloading_backend", "kv_transfer_config")
 BACKENDS = ("native",)
 CONNECTORS = ("OffloadingConnector",)
 ROLES = ("kv_both", "kv_producer", "kv_consumer")
-SPECS = ("CPUOffloadingSpec",)
+SPECS = ("CPUOffloadingSpec", "TieringOffloadingSpec")
+TIERS = ("fs",)
+TIERED = ("type", "root_dir", "n_read_threads", "n_write_threads")
+"""Settings of a tier of files."""
 
 _EXTRA: Mapping[str, str] = {
     "cpu_bytes_to_use": "gib",
@@ -40,7 +45,9 @@ def offload_of(settings: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     if settings.get("offload") is not None:
         raise ConfigError("offload: says the same as kv_offloading_size and kv_transfer_config")
-    offload = {_EXTRA[name]: value for name, value in extra.items()}
+    offload = {_EXTRA[name]: value for name, value in extra.items() if name in _EXTRA}
+    if "secondary_tiers" in extra:
+        offload["tiers"] = _tiers_of(extra["secondary_tiers"])
     if "blocks_per_chunk" in extra:
         offload["chunk_tokens"] = _chunk_tokens(extra, settings)
     if size is not None:  # vLLM, too, prefers it
@@ -75,9 +82,29 @@ def _extra_of(given: Any) -> Mapping[str, Any]:
         if name == "spec_name":
             if value not in SPECS:
                 raise unknown(f"{_WHERE}.spec_name", str(value), SPECS)
-        elif name not in _EXTRA:
-            raise unknown(_WHERE, str(name), ("spec_name", *_EXTRA))
+        elif name not in _EXTRA and name != "secondary_tiers":
+            raise unknown(_WHERE, str(name), ("spec_name", *_EXTRA, "secondary_tiers"))
     return {name: value for name, value in extra.items() if name != "spec_name"}
+
+
+def _tiers_of(given: Any) -> dict[str, Any]:
+    """The tiers below the host tier, from `secondary_tiers`."""
+    where = f"{_WHERE}.secondary_tiers"
+    if not (isinstance(given, list | tuple) and all(isinstance(each, Mapping) for each in given)):
+        raise ConfigError(f"{where}={shown(given)}: must be a list of objects")
+    tiers: dict[str, Any] = {}
+    for number, each in enumerate(given):
+        if (kind := each.get("type")) not in TIERS:
+            raise unknown(f"{where}[{number}].type", str(kind), TIERS)
+        for name in each:
+            if name not in TIERED:
+                raise unknown(f"{where}[{number}]", str(name), TIERED)
+        if not each.get("root_dir"):
+            raise ConfigError(f"{where}[{number}]: must have root_dir")
+        counts = [each.get(name, 16) for name in TIERED[2:]]
+        threads = sum(require_whole(f"{where}[{number}]", count, 1) for count in counts)
+        tiers[f"{kind}{number}"] = {"folder": each["root_dir"], "threads": threads}
+    return tiers
 
 
 def _chunk_tokens(extra: Mapping[str, Any], settings: Mapping[str, Any]) -> int:
@@ -87,3 +114,23 @@ def _chunk_tokens(extra: Mapping[str, Any], settings: Mapping[str, Any]) -> int:
         raise ConfigError(f"{where}: says the same as block_size; give one of them")
     block: int = settings.get("block_size") or ServerSpec.block_size
     return require_whole(where, extra["blocks_per_chunk"], 1) * block
+
+
+def with_tiers(server: ServerSpec, tier: Callable[..., LowerTier]) -> ServerSpec:
+    """The server with a `tier` in the place of each one below host memory that has a folder."""
+    offload = server.offloading
+    if not (isinstance(offload, VLLMOffload) and isinstance(offload.tiers, Mapping)):
+        return server
+    tiers = []
+    for name, given in offload.tiers.items():
+        where, settings = f"offload.tiers.{name}", given if isinstance(given, Mapping) else {}
+        if (folder := settings.get("folder")) is not None:
+            tiers.append(tier(f"{where}.folder", str(folder), settings.get("threads", 16)))
+        elif given is not None and settings.get("gib") != 0:
+            raise ConfigError(f"{where}: needs a folder in the engine, or must be null")
+    if tiers and server.tensor_parallel > 1:
+        raise ConfigError(
+            f"tensor_parallel={server.tensor_parallel}: must be 1 with a folder in offload.tiers; "
+            "each process has a part of every chunk"
+        )
+    return replace(server, offload=replace(offload, tiers=tuple(tiers)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 from pagedsim.backends.base import Backend, BackendRun
 from pagedsim.core import ConfigError, Scheduler
+from pagedsim.core.offload import LowerTier
+from pagedsim.engine.vllm_offload import with_tiers
 from pagedsim.fidelity.sheets import option_names, settings
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.server import ServerSpec
@@ -86,11 +88,16 @@ class RecordedPrices:
         return 2 * (self._transfer[0] + self._transfer[1] * blocks)
 
 
-def scheduler_of(config: RunSpec, machine: Settings, kind: type[S]) -> S:
-    """A scheduler with the engine's limits and sizes, whatever they came from."""
+def scheduler_of(
+    config: RunSpec, machine: Settings, kind: type[S], tier: Callable[..., LowerTier] | None = None
+) -> S:
+    """A scheduler with the engine's limits and sizes, whatever they came from, and such a `tier` in
+    the place of each of files."""
     server = config.server.of_sizes(machine)
     offload = server.offloading.sized(server.block_size, machine["block_bytes"])
     server = replace(server, offload=offload)
+    if tier is not None:
+        server = with_tiers(server, tier)
     if server.weighs_prices:
         server = server.priced(RecordedPrices(machine.get("prices")))
     scheduler = server.scheduler(kind)

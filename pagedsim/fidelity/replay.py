@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, NamedTuple
 
+from pagedsim.backends.engine import ENDS
 from pagedsim.core import ConfigError, Continuation, Request, RequestId, Scheduler, StepPlan
+from pagedsim.core.offload import IndexedTier, LowerTier
 from pagedsim.core.source import Job
 from pagedsim.engine.drive import Filler
 from pagedsim.fidelity.engine_model import scheduler_of
@@ -50,6 +52,8 @@ def replayed(run: Recorded) -> Difference | None:
             raise ConfigError(
                 f"{run.folder}: {failed} of its {what} failed, which no simulator does"
             )
+    if found := run.machine.get("found_chunks"):
+        raise ConfigError(f"{run.folder}: its files had {found} chunks before, of earlier runs")
     try:
         return _first_difference(run)
     except ConfigError as error:
@@ -62,14 +66,15 @@ def _first_difference(run: Recorded) -> Difference | None:
     workload = config.workload()
     if any(params.beam_search and params.num_seqs > 1 for params in workload.asked):
         raise ConfigError("beam searches cannot be replayed: which beams went on is not recorded")
-    scheduler = scheduler_of(config, run.machine, _Retold)
+    scheduler = scheduler_of(config, run.machine, _Retold, lambda *_: IndexedTier())
     scheduler.expect_tokens()
     ids, outputs = (run.requests[name].to_pylist() for name in ("request", "output_ids"))
     scheduler.outputs = dict(zip(ids, outputs, strict=True))
     source = _Filled(**vars(workload), fill=Filler(run.machine["vocab_size"], run.seed))
     settings: dict[str, Any] = {"fast_forward": False}
     if scheduler.offloads:
-        settings["transfers"] = _Ends(run)
+        connector = scheduler.queues.connector
+        settings["transfers"] = _Ends(run, () if connector is None else connector.lower.tiers)
     try:
         simulate(scheduler, source, _Durations(run), witness, **settings)
         witness.end()
@@ -132,14 +137,14 @@ class _Ends(Transfers):
     """Copies from and to a host tier that end when the engine saw it; recorded durations include
     what steps wait for."""
 
-    def __init__(self, run: Recorded) -> None:
+    def __init__(self, run: Recorded, tiers: Sequence[LowerTier]) -> None:
         super().__init__(CopyTimes(1.0, 1, 1.0))
-        for name in ("transferred", "awaited"):
+        for name in ENDS.values():
             if name not in run.steps.column_names:
                 raise ConfigError(f"{run.folder / STEPS}: has no column {name}")
-        self._with, self._after = (
-            run.steps[name].to_pylist() for name in ("transferred", "awaited")
-        )
+        ends = (run.steps[name].to_pylist() for name in ENDS.values())
+        self._with, self._after, self._with_below, self._after_below = ends
+        self._tiers = [tier for tier in tiers if isinstance(tier, IndexedTier)]
         self._starts = run.steps["start"].to_pylist()
         self._step = -1  # the last that has ended
         self._at_end = False
@@ -153,15 +158,22 @@ class _Ends(Transfers):
 
     def next_end(self, below: bool = False) -> float:
         following = self._step + 1
-        waits = 0 < following < len(self._starts) and self._after[self._step]
-        return self._starts[following] if waits else inf
+        if not 0 < following < len(self._starts):
+            return inf
+        ends = self._after, self._with_below, self._after_below
+        return self._starts[following] if any(jobs[self._step] for jobs in ends) else inf
 
     def ended(self, now: float) -> list[int]:
-        ends = self._with if self._at_end else self._after
-        jobs: list[int] = ends[self._step] if 0 <= self._step < len(ends) else []
-        if not self._at_end:
-            self._after[self._step] = []  # each is told once
-        self._at_end = False
+        at_end, self._at_end = self._at_end, False
+        if not 0 <= self._step < len(self._with):
+            return []
+        below = (self._with_below if at_end else self._after_below)[self._step]
+        for tier in self._tiers:
+            for job in below:
+                tier.end(job)
+        jobs: list[int] = (self._with if at_end else self._after)[self._step]
+        if not at_end:  # each is told once
+            self._after[self._step] = self._after_below[self._step] = []
         return jobs
 
 

@@ -128,7 +128,7 @@ class Metrics:
 
     def transferred(self, ended: Sequence[EndedCopy], waited: bool) -> None:
         for copy in ended:
-            if copy.error is None:
+            if copy.error is None and not copy.below:
                 self.copied_bytes[copy.direction] += copy.bytes
                 self.copy_seconds[copy.direction] += copy.seconds
                 self.copy_sizes[copy.direction].add(copy.bytes)

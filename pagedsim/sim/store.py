@@ -70,6 +70,8 @@ class StoreSettings:
     write_gb_s: float | None
     latency_us: float = 0.0
     """Before the first byte of a read or write."""
+    folder: str | None = None
+    """Of an engine's files, which have no bounds and no given rates."""
     shared: bool = False
     """Whether all replicas that are alike have one, of the size and with the link of one."""
 

@@ -6,8 +6,10 @@ import json
 import logging
 import random
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,6 +45,35 @@ class Failing(SlowBus):
             self.failed += 1
             raise RuntimeError("the bus is off")
         return super().queue(work)
+
+
+class LatePool:
+    """Does its work when somebody asks whether it is done, at random times; some of it fails."""
+
+    def __init__(self, rng: random.Random, haste: float, failing: float) -> None:
+        self.rng, self.haste, self.failing = rng, haste, failing
+
+    def submit(self, work: Callable[[], int]) -> LateWork:
+        return LateWork(self, work)
+
+    def shutdown(self) -> None:
+        """Nothing is left."""
+
+
+class LateWork(Future[int]):
+    def __init__(self, pool: LatePool, work: Callable[[], int]) -> None:
+        super().__init__()
+        self.pool, self.work = pool, work
+
+    def done(self) -> bool:
+        if not super().done() and self.pool.rng.random() < self.pool.haste:
+            try:
+                if self.pool.rng.random() < self.pool.failing:
+                    raise OSError(28, "No space left on device")
+                self.set_result(self.work())
+            except OSError as error:
+                self.set_exception(error)
+        return super().done()
 
 
 class Shadow(HostCopies):
@@ -109,6 +140,8 @@ class Case:
     breaking: float = 0.0
     settings: Mapping[str, Any] = field(default_factory=dict)
     offload: Mapping[str, Any] = field(default_factory=dict)
+    folder: Path | None = None
+    promoted: int = 0
     told: dict[int, int] = field(default_factory=dict)
     """How much of the answer is in each prompt; SGLang loads no less than ten tokens."""
 
@@ -124,6 +157,9 @@ class Case:
         )
         self.buses = [Failing(self.rng, choice((0.05, 0.3, 1.0)), self.failing) for _ in range(2)]
         self.shadow = Shadow(self.engine, *self.buses)
+        self.pools = [LatePool(self.rng, 0.2, self.failing) for _ in self.engine.files]
+        for tier, pool in zip(self.engine.files, self.pools, strict=True):
+            tier._pool = pool  # type: ignore[assignment]
         self.engine.runner.copies = self.shadow
         if self.breaking:
             runner: Any = self.engine.runner
@@ -131,7 +167,7 @@ class Case:
 
     def of_vllm(self) -> dict[str, Any]:
         choice = self.rng.choice
-        offload = {
+        offload: dict[str, Any] = {
             "chunks": choice((3, 8, 40)),
             "chunk_tokens": choice((None, None, 8)),
             "eviction": choice(("lru", "arc")),
@@ -139,6 +175,9 @@ class Case:
             "prompt_only": choice((True, False)),
             "sync_tokens": choice((0, 0, 8, 100)),
         }
+        if self.folder is not None:
+            offload |= {"store_threshold": 0, "protect_promoted": True}
+            offload["tiers"] = {"disk": {"folder": str(self.folder)}}
         return {
             "batching": "unified",
             "blocks": choice((10, 10, 24)),
@@ -204,6 +243,8 @@ class Case:
                 if reason == "length":
                     ended[int(output.request_id)] = output.outputs[0].token_ids
             engine.scheduler.check()
+            if (connector := engine.scheduler.queues.connector) is not None:
+                self.promoted += len(connector.step.promotions)
         return ended
 
     @staticmethod
@@ -215,13 +256,16 @@ class Case:
         for number, tokens in ended.items():
             assert list(tokens) == wanted("llama")[self.prompt(number)][self.told[number] :]
         scheduler = self.engine.scheduler
+        connector = scheduler.queues.connector
         while self.engine.copying:
             self.engine.collect(1.0)
+            if connector is not None:
+                connector.lower.collect(0.0, connector.step)
         assert scheduler.memory.free == scheduler.memory.total
         assert not scheduler.transferring and not self.engine.copying
         assert not any(bus.waiting for bus in self.buses)
         scheduler.check()
-        if (connector := scheduler.queues.connector) is not None:
+        if connector is not None:
             assert not connector.host.writing and not connector.host.reading
         if isinstance(memory := scheduler.memory, HiCache):
             scheduler.memory.forget()
@@ -267,6 +311,32 @@ def test_copies_that_fail_lose_no_request(
     )
 
 
+@pytest.mark.parametrize(
+    "seed", [pytest.param(n, marks=[pytest.mark.slow] * (n >= 6)) for n in range(100)]
+)
+def test_files_below_the_host_tier(
+    seed: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two engines after one another with the same files, which may be too many for the disk."""
+    failing, aborting = (0.0, 0.3)[seed % 3 == 2], (0.0, 0.05)[seed % 2]
+    promoted, contents = 0, dict[tuple[Hashable, int], torch.Tensor]()
+    for again in range(2):
+        rng = random.Random(seed)
+        case = Case(rng, failing=failing, aborting=aborting, folder=tmp_path)
+        case.shadow.contents = contents
+        (tier,) = case.engine.files
+        assert bool(tier.found) == bool(again) or failing
+        case.check(case.serve())
+        promoted += case.promoted
+        case.engine.close()
+        if not failing:
+            assert len([*tmp_path.glob("*/??/*.bin")]) == len(tier._has)
+    assert promoted or failing
+    lines = [record.getMessage() for record in caplog.records if "disk" in record.getMessage()]
+    assert len(lines) <= 4 and bool(lines) <= bool(failing)
+    assert all(line.startswith(f"offload.tiers.disk.folder={tmp_path}: a ") for line in lines)
+
+
 @seeds(40, 4)
 def test_steps_that_fail_leave_nothing_wrong_behind(seed: int, hicache: bool) -> None:
     """What they were to compute is not stored, and their requests alone end."""
@@ -281,14 +351,15 @@ def test_steps_that_fail_leave_nothing_wrong_behind(seed: int, hicache: bool) ->
 @pytest.mark.parametrize(
     "seed", [1011, 1018, *(pytest.param(n, marks=pytest.mark.slow) for n in range(2000, 2060))]
 )
-def test_all_of_it_at_once(seed: int, hicache: bool) -> None:
+def test_all_of_it_at_once(seed: int, hicache: bool, tmp_path: Path) -> None:
     """As by 1011 and 1018: a step ends before it has computed, and loads that it was to wait for
     still write blocks that others get."""
     rng = random.Random(seed)
     failing, aborting, breaking = (
         rng.choice(rates) for rates in ((0, 0.1, 0.5), (0, 0.05), (0, 0.03))
     )
-    case = Case(rng, hicache, failing=failing, aborting=aborting, breaking=breaking)
+    folder = tmp_path if seed >= 2000 and seed % 2 and not hicache else None
+    case = Case(rng, hicache, failing, aborting, breaking, folder=folder)
     case.check(case.serve(40))
 
 
@@ -349,6 +420,13 @@ def connector(**extra: Any) -> dict[str, Any]:
     return {"kv_transfer_config": {**CONNECTOR, "kv_connector_extra_config": extra}}
 
 
+TIERS = "kv_transfer_config.kv_connector_extra_config.secondary_tiers"
+
+
+def tiered(tiers: Any) -> dict[str, Any]:
+    return connector(cpu_bytes_to_use=2**20, secondary_tiers=tiers)
+
+
 @pytest.mark.parametrize(
     ("given", "meant"),
     [
@@ -371,6 +449,23 @@ def connector(**extra: Any) -> dict[str, Any]:
             {
                 **{"gib": 1, "chunk_tokens": 32, "eviction": "arc", "store_threshold": 2},
                 **{"tracked_chunks": 5, "prompt_only": False},
+            },
+        ),
+        (
+            connector(
+                cpu_bytes_to_use=2**30,
+                spec_name="TieringOffloadingSpec",
+                secondary_tiers=[
+                    {"type": "fs", "root_dir": "/files"},
+                    {"type": "fs", "root_dir": "/more", "n_read_threads": 2, "n_write_threads": 1},
+                ],
+            ),
+            {
+                "gib": 1,
+                "tiers": {
+                    "fs0": {"folder": "/files", "threads": 32},
+                    "fs1": {"folder": "/more", "threads": 3},
+                },
             },
         ),
     ],
@@ -439,6 +534,25 @@ def test_settings_of_sglang(given: dict[str, Any], meant: HiCacheOffload | None)
         (
             connector(cpu_bytes=5),
             "unknown kv_transfer_config.kv_connector_extra_config 'cpu_bytes': did you mean",
+        ),
+        (
+            tiered(3),
+            "kv_transfer_config.kv_connector_extra_config.secondary_tiers=3: must be a list",
+        ),
+        (tiered([{"type": "obj"}]), f"unknown {TIERS}[0].type 'obj': choose from fs"),
+        (tiered([{"type": "fs"}]), f"{TIERS}[0]: must have root_dir"),
+        (tiered([{"type": "fs", "root": "/x"}]), f"unknown {TIERS}[0] 'root': did you mean"),
+        (
+            tiered([{"type": "fs", "root_dir": "/dev/null/x"}]),
+            "offload.tiers.fs0.folder=/dev/null/x: no files can be kept there: Not a directory",
+        ),
+        (
+            tiered([{"type": "fs", "root_dir": "/x"}]) | {"tensor_parallel_size": 2},
+            "tensor_parallel_size=2: must be 1 with a folder in offload.tiers",
+        ),
+        (
+            {"offload": {"gib": 1e-3, "tiers": {"disk": {"gib": 3}}}, "batching": "unified"},
+            "offload.tiers.disk: needs a folder in the engine, or must be null",
         ),
         (
             {"kv_offloading_size": 1, "preemption": "swap"},

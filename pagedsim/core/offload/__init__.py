@@ -6,13 +6,14 @@ Start reading at `connector.py`; `admission.py` is how waiting requests meet it.
 from pagedsim.core.compiled import own_abc_registry
 from pagedsim.core.offload.connector import OffloadConnector
 from pagedsim.core.offload.eviction import ARC, LRU, ChunkEviction
-from pagedsim.core.offload.lower import LowerTier
+from pagedsim.core.offload.lower import IndexedTier, LowerTier
 from pagedsim.core.offload.settings import Offload, VLLMOffload
 
 __all__ = [
     "ARC",
     "LRU",
     "ChunkEviction",
+    "IndexedTier",
     "LowerTier",
     "Offload",
     "OffloadConnector",

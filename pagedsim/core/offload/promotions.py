@@ -85,8 +85,11 @@ class LowerTiers:
             for number in tier.collect(now):
                 step.collected.append(number)
                 job = self.jobs.pop(number)
+                lost = job.up and tier.failed(number)
                 for chunk in job.chunks:
                     (self._host.written if job.up else self._host.unpin)(chunk)
+                    if lost:
+                        self._host.drop(chunk)
 
     def promote(self, now: float, step: OffloadStep) -> None:
         """At the end of a step: begin its promotions, a job for each tier and request."""

@@ -276,12 +276,16 @@ def test_sglang_a_hundred_times(
     assert ("stop" in ends) == stops
 
 
-def drawn_with_host_tier(rng: random.Random, memory: str, ahead: bool) -> dict[str, Any]:
-    """Prompts with common beginnings on a pool that forgets them, above a tier that has them."""
+def drawn_with_host_tier(
+    rng: random.Random, memory: str, ahead: bool, folder: Path
+) -> dict[str, Any]:
+    """Prompts with common beginnings on a pool that forgets them, above a tier that has them, and
+    perhaps one of files."""
     if memory == "radix":
         combination = (rng.choice(("fcfs", "lpm")), "recompute", "sglang", memory)
         config = drawn_for_sglang(rng, *combination, ahead=ahead)
-        config["workload"] |= {"requests": 20, "prefixes": {"tokens": rng.choice((12, 16))}}
+        prefixes = {"tokens": rng.choice((12, 16)), "count": rng.choice((3, 6))}
+        config["workload"] |= {"requests": 30, "prefixes": prefixes}
         config["batching"]["conservativeness"] = 1.0
         config["offload"] = {
             "_target_": "pagedsim.sglang.HiCacheOffload",
@@ -302,6 +306,9 @@ def drawn_with_host_tier(rng: random.Random, memory: str, ahead: bool) -> dict[s
         "prompt_only": rng.random() < 0.3,
         "sync_tokens": rng.choice((0, 0, 16)),
     }
+    if rng.random() < 0.5:
+        config["offload"] |= {"store_threshold": 0, "protect_promoted": True}
+        config["offload"]["tiers"] = {"disk": {"folder": str(folder / "files")}}
     return config
 
 
@@ -319,7 +326,8 @@ def test_with_a_host_tier(
         name = f"{memory} {ahead} {seed} {number}"
         rng = random.Random(name)
         slow_copies(rng, monkeypatch)
-        run = record(tmp_path / name, drawn_with_host_tier(rng, memory, ahead), number)
+        config = drawn_with_host_tier(rng, memory, ahead, tmp_path / name)
+        run = record(tmp_path / name, config, number)
         assert replayed(run) is None, name
         plans += run.steps["plan"].to_pylist()
         awaited += sum(map(len, run.steps["awaited"].to_pylist()))
