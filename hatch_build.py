@@ -31,7 +31,7 @@ NEEDS = ("mypy==2.4.1", "setuptools>=77", "simpy>=4.1")
 constraints.txt, with which this code is tested."""
 COMPILED = (
     *("pagedsim/core/**/*.py", "pagedsim/sglang/*.py"),
-    *(f"pagedsim/sim/{name}.py" for name in ("beams", "environment", "feed", "server", "tiers")),
+    *(f"pagedsim/sim/{name}.py" for name in ("beams", "environment", "feed", "server")),
     *(f"pagedsim/sim/cost/{name}.py" for name in ("base", "terms")),
     "pagedsim/metrics/recorder.py",
 )

@@ -31,7 +31,6 @@ from pagedsim.core import (
     ReservedPow2,
     Scheduler,
     Static,
-    TieredMemory,
     Unified,
 )
 from pagedsim.core.contracts import BATCHING, EVICTION, MEMORY, vet
@@ -152,7 +151,6 @@ BATCHINGS: Mapping[str, type[Batching]] = {
 MEMORIES: Mapping[str, type[Memory]] = {
     "paged": PagedMemory,
     "prefix": PrefixMemory,
-    "tiered": TieredMemory,
     "radix": RadixMemory,
     "reserved_max": ReservedMax,
     "reserved_pow2": ReservedPow2,

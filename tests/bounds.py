@@ -62,7 +62,7 @@ def tests(folder: str, *names: str) -> Sequence[str]:
 
 API = tests("serve", "openai_client", "refusals", "tokens_over_http")
 TRIALS: Mapping[str, Sequence[Sequence[str]]] = {
-    "simpy": (FIRST, tests("sim", "driver", "tiers"), tests("serve", "realtime_sim")),
+    "simpy": (FIRST, tests("sim", "driver", "disk"), tests("serve", "realtime_sim")),
     "hydra-core": (FIRST, SWEEP, tests("run", "compose", "sweeps")),
     "hydra-joblib-launcher": (SWEEP,),
     "numpy": (FIRST, tests("metrics"), tests("report"), tests("workload", "draws", "synthetic")),

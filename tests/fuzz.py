@@ -38,9 +38,6 @@ from pagedsim.sim.links import Link, Way
 from pagedsim.sim.simulate import simulate
 from pagedsim.sim.storage import StorageJobs
 from pagedsim.sim.store import Store
-from pagedsim.sim.tiers import Level, Tiers
-from pagedsim.sim.tiers import Link as TierLink
-from pagedsim.sim.tiers import Way as TierWay
 from pagedsim.sim.transfers import Transfers
 from pagedsim.workload import Sessions
 from tests.cluster.fleets import whole
@@ -158,9 +155,8 @@ def outcome(
         costs = Prices(schedulers, step_by_step)
         if case.fleet is None:
             (one,) = schedulers
-            tiers = _tiers(one)
             how |= _offloading(one, _store())
-            simulate(one, Load(case), costs, recorder, way=case.way, tiers=tiers, **how)
+            simulate(one, Load(case), costs, recorder, way=case.way, **how)
             tables = [recorder.requests_table(), recorder.steps_table()]
         else:
             store = _store()
@@ -190,10 +186,12 @@ def outcome(
 
 
 def _offloading(scheduler: Scheduler, store: Store) -> dict[str, Any]:
-    """What a server needs for its host tier, and for a storage below."""
+    """What a server needs for its host tier, and for what is below."""
     needs: dict[str, Any] = {}
     if scheduler.offloads:
-        needs["transfers"] = Transfers(CopyTimes(7e5, 1, bus=1e8))
+        connector = scheduler.queues.connector
+        below: Any = connector.lower.tiers if connector is not None else ()
+        needs["transfers"] = Transfers(CopyTimes(7e5, 1, bus=1e8), below=below)
     if isinstance(scheduler.memory, StoredHiCache):
         needs["storage"] = StorageJobs(store, scheduler.memory)
     return needs
@@ -202,13 +200,6 @@ def _offloading(scheduler: Scheduler, store: Store) -> dict[str, Any]:
 def _store() -> Store:
     """A storage in which a page takes about a millisecond."""
     return Store(Link(Way(1e-3, 3e3), Way(1e-3, 2e3)), 1.0, 300)
-
-
-def _tiers(scheduler: Scheduler) -> Tiers | None:
-    """What moves between the tiers of its memory take."""
-    ways = TierWay(1e-4, 2e-4), TierWay(2e-4, 1e-4)
-    levels = [Level(tier, TierLink(*ways)) for tier in scheduler.memory.tiers]
-    return Tiers(levels) if levels else None
 
 
 def compare(case: Simulation) -> bool:

@@ -244,18 +244,15 @@ def shared(run: Run, settled: float) -> Numbers:
 
 def prompts(run: Run) -> Numbers:
     """Prompt tokens: the shares found in a cache and loaded from tiers, and the rate of prefill."""
-    cached, tokens = (
-        float(c.sum()) for c in arrays(run.requests("cached_tokens", "prompt_tokens"))
-    )
+    columns = "cached_tokens", "host_hit_tokens", "storage_hit_tokens", "prompt_tokens"
+    *found, tokens = (float(column.sum()) for column in arrays(run.requests(*columns)))
     start, end, computed = arrays(run.steps("start", "end", "prefill_tokens"))
-    tiers = run.summary.get("tiers", {})
+    cached, host, disk = (part / tokens for part in found)
     return {
-        "cached": cached / tokens,
+        "cached": cached,
         "prefill": tokens / float((end - start)[computed > 0].sum()),
-        **{
-            f"loaded_{tier}": tiers[tier]["loaded_tokens"] / tokens if tier in tiers else math.nan
-            for tier in ("cpu", "disk")
-        },
+        "loaded_cpu": host,
+        "loaded_disk": disk,
     }
 
 

@@ -43,8 +43,6 @@ from pagedsim.sim.replica import Replica
 from pagedsim.sim.simulate import simulate
 from pagedsim.sim.storage import StorageJobs, storage_of
 from pagedsim.sim.store import Store
-from pagedsim.sim.tiering import tiered
-from pagedsim.sim.tiers import Tiers
 from pagedsim.sim.transfers import Transfers
 from pagedsim.spec.objects import draws
 from pagedsim.spec.run import RunSpec, Settings
@@ -59,18 +57,15 @@ class Simulation(BackendRun):
         replica: Replica,
         cost: CostModel,
         server: ServerSpec,
-        tiers: Tiers | None,
         stores: dict[str, Store],
         backend: Simulated,
         seed: int,
     ) -> None:
-        """`server` has all its sizes, and `tiers` what its memory may have below the GPU; `stores`
-        are shared with servers that are alike."""
-        self.replica, self.cost, self.server, self.tiers = replica, cost, server, tiers
-        self.stores = stores
+        """`server` has all its sizes; `stores` are shared with servers that are alike."""
+        self.replica, self.cost, self.server, self.stores = replica, cost, server, stores
         self.fast_forward, self.power = backend.fast_forward, backend.power
         storage = storage_of(server, replica, stores)
-        self.scheduler = with_tiers(server, replica, stores).scheduler()
+        self.scheduler = with_tiers(server, replica, cost, stores).scheduler()
         self.decodes_only = backend.only == "decode"
         """Whether prompts are computed by another server."""
         self.beams = Beams(backend.beam_turnover, seed)
@@ -82,7 +77,6 @@ class Simulation(BackendRun):
             "overlap": backend.overlap,
             "copy_seconds": copy_seconds,
             "beams": self.beams,
-            "tiers": tiers,
         }
         if self.scheduler.offloads:
             copies = CopyTimes.of(replica, cost.bus_efficiency)
@@ -460,11 +454,11 @@ class Simulated(Backend):
         if self.only == "decode":
             cost = Decodes(cost)
         with config.errors_of("server", "memory", "offload"):
-            server, tiers = tiered(server.priced(cost.prices()), replica, cost)
+            server = server.priced(cost.prices())
             memory = config.settings["memory"]
             rule = {key: memory[key] for key in ("pool", "reserved_gib") if key in memory}
             server = sized(server, replica, **rule)
-            return Simulation(replica, cost, server, tiers, {}, self, config.seed)
+            return Simulation(replica, cost, server, {}, self, config.seed)
 
     def _places(self, name: str, pool: Pool, config: RunSpec) -> Iterator[Place]:
         """The replicas of a pool; what fits and what a step takes is worked out once for all."""
@@ -479,9 +473,8 @@ class Simulated(Backend):
     def _like(self, simulation: Simulation, config: RunSpec) -> Simulation:
         """Another such server, with a policy and a memory of its own."""
         server = config.server.priced(simulation.cost.prices())
-        server, tiers = tiered(server, simulation.replica, simulation.cost, simulation.tiers)
         server = replace(
             server.of_sizes(simulation.server.sizes()), offload=simulation.server.offload
         )
         replica, cost, stores = simulation.replica, simulation.cost, simulation.stores
-        return Simulation(replica, cost, server, tiers, stores, self, config.seed)
+        return Simulation(replica, cost, server, stores, self, config.seed)

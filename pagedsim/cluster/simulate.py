@@ -93,9 +93,7 @@ def _independent(units: Sequence[Unit], source: Source, router: Router) -> bool:
     waits = source.mode == "closed" or source.turns is not None
     reacts = router.holds or router.migrates_every is not None
     reacts = reacts or type(router).observe is not Router.observe
-    tiers = [tier for unit in units for tier in unit.scheduler.memory.tiers]
-    shares = len(set(tiers)) < len(tiers)  # tiers shared between replicas
-    return not (waits or reacts or shares) and all(unit.role == "both" for unit in units)
+    return not (waits or reacts) and all(unit.role == "both" for unit in units)
 
 
 def _join(dispatcher: Dispatcher, spec: FleetSpec, seed: int) -> None:

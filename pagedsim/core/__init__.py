@@ -19,8 +19,6 @@ from pagedsim.core.memory import (
     ReservedMax,
     ReservedOracle,
     ReservedPow2,
-    Tier,
-    TieredMemory,
     Usage,
 )
 from pagedsim.core.plan import Chunk, Continuation, Rejection, StepPlan
@@ -77,8 +75,6 @@ __all__ = [
     "State",
     "Static",
     "StepPlan",
-    "Tier",
-    "TieredMemory",
     "Unified",
     "Usage",
 ]

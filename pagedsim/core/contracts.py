@@ -17,7 +17,7 @@ from pagedsim.core.batching import Batching
 from pagedsim.core.batching.base import AdmissionChanges
 from pagedsim.core.compiled import computed
 from pagedsim.core.errors import AnswerError, ConfigError, is_number, is_whole, plain, printed
-from pagedsim.core.memory import EvictionPolicy, Fit, Memory, Move, Place, Tier, Usage
+from pagedsim.core.memory import EvictionPolicy, Fit, Memory, Usage
 from pagedsim.core.policy_validation import refuse_signatures
 
 T = TypeVar("T")
@@ -231,6 +231,9 @@ MEMORY = Contract(
     {
         **dict.fromkeys(("block_size", "total"), _LENGTH),
         "cpu_total": _COUNT,
+        "lower_tiers": rule(
+            "a list of names", lambda value: _all(value, lambda name: isinstance(name, str))
+        ),
         **dict.fromkeys(
             (
                 "can_swap",
@@ -242,7 +245,6 @@ MEMORY = Contract(
             ),
             SWITCH,
         ),
-        "tiers": rule("a list of Tier", lambda value: _all(value, lambda o: isinstance(o, Tier))),
         **dict.fromkeys(
             ("shared", "cache_changes", "cached_tokens", "loadable", "host_tokens"), _COUNT
         ),
@@ -264,10 +266,6 @@ MEMORY = Contract(
         **dict.fromkeys(("blocks_needed", "filled_blocks", "swap_need"), _COUNT),
         **dict.fromkeys(("swap_out", "swap_in"), _PAIRS),
         **dict.fromkeys(("transferring", "unbegun"), FLAG),
-        "place": rule("a Place", lambda answer: isinstance(answer, Place)),
-        "drain": rule(
-            "a list of Move", lambda answer: _all(answer, lambda one: isinstance(one, Move))
-        ),
         "usage": rule("a Usage of four whole numbers of at least 0", _is_usage),
     },
 )

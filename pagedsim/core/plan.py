@@ -16,7 +16,7 @@ from typing import ClassVar, NamedTuple, Protocol
 
 from pagedsim.core.errors import PlanError
 from pagedsim.core.memory import Memory
-from pagedsim.core.memory.base import Copies, Move
+from pagedsim.core.memory.base import Copies
 from pagedsim.core.request import Request, RequestId
 from pagedsim.core.transfers import LowerMove, Transfer
 
@@ -114,7 +114,7 @@ class StepPlan:
     those that cost models need; `decode_*` count sequences, not requests.
     """
 
-    ORDER: ClassVar = ("moves", "swap_out", "copies", "swap_in", "chunks", "decodes")
+    ORDER: ClassVar = ("swap_out", "copies", "swap_in", "chunks", "decodes")
 
     __slots__ = (
         "_ahead",
@@ -131,7 +131,6 @@ class StepPlan:
         "_held",
         "_hits",
         "_lower_moves",
-        "_moves",
         "_now",
         "_number",
         "_preemptions",
@@ -159,7 +158,6 @@ class StepPlan:
         self._ahead = ahead
 
         # Most steps have none of these, so they start as an empty tuple.
-        self._moves: Sequence[Move] = ()
         self._swap_out: tuple[tuple[int, int], ...] = ()
         self._copies: Copies = {}
         self._swap_in: tuple[tuple[int, int], ...] = ()
@@ -208,12 +206,6 @@ class StepPlan:
     def ahead(self) -> bool:
         """Whether it was planned while the step before it was under way."""
         return self._ahead
-
-    @property
-    def moves(self) -> Sequence[Move]:
-        """Between the GPU and the tiers below it, one after another, before anything else: to the
-        GPU what the cache found below, down what it forgets or (write-through) has learned."""
-        return tuple(self._moves)
 
     @property
     def swap_out(self) -> tuple[tuple[int, int], ...]:
@@ -400,11 +392,6 @@ class StepPlan:
         transfer does."""
         begun = self._transfers or self._flushed
         return self.empty and not (self.took_memory or self._rejected or begun)
-
-    @property
-    def loads(self) -> list[Move]:
-        """The moves to the GPU: complete before the forward pass, or layer by layer within it."""
-        return [move for move in self._moves if not move.target.level]
 
     @property
     def swapped_blocks(self) -> int:

@@ -133,7 +133,6 @@ class Scheduler:
         self.lasting_plans = True
         """Whether a plan's `decodes` may be read after it has been committed. A driver that never
         does so saves time by clearing it."""
-        self._tiered = bool(memory.tiers)
         self.offloads = connector is not None or memory.begins_transfers
         """Whether plans may have transfers between the GPU and a host tier."""
         self._in_order = memory.in_order_of_results
@@ -382,8 +381,6 @@ class Scheduler:
         plan._used_blocks, plan._shared_blocks = memory.total - memory.free, memory.shared
         if memory.cpu_total:
             plan._free_cpu_blocks = memory.cpu_free
-        if self._tiered:
-            plan._moves = memory.drain()
         queues.step += 1
         if self.lasting_plans or self._watched or self.async_scheduling or memory.with_tokens:
             plan.materialise_decodes()
@@ -602,7 +599,7 @@ class Scheduler:
             return 0
         if plan is not queues.pending:
             alone = len(queues.in_flight) == 1 and plan is queues.in_flight[0]
-            if not alone or self._tiered or plan.decodes is not queues.decoding():
+            if not alone or plan.decodes is not queues.decoding():
                 return 0
             if plan._ending:
                 limit = 1  # an ending request is in the next step, too, and leaves during it
@@ -643,8 +640,6 @@ class Scheduler:
         plan._decode_context += plan._decode_count
         plan._used_blocks = memory.total - memory.free
         queues.step += 1
-        if self._tiered:
-            plan._moves = memory.drain()
         return True
 
     def grow_ahead(self, plan: StepPlan, now: float) -> bool:

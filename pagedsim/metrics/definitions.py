@@ -13,14 +13,13 @@ or unfinished request is not counted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
 
 from pagedsim.metrics.metric import LESS, MORE, NEITHER, Metrics
 from pagedsim.metrics.service import jain
-from pagedsim.metrics.steps import CAME_FROM, HOST, TierUse
+from pagedsim.metrics.steps import CAME_FROM, HOST
 from pagedsim.metrics.tables import (
     NAN,
     WORKING_SET,
@@ -255,22 +254,15 @@ def fetched_tokens(group: RequestGroup) -> float | None:
 
 @METRICS.run("Loaded tokens", "count", NEITHER)
 def loaded_tokens(run: RunTables) -> int | None:
-    """Tokens that were found in the tiers below the GPU and loaded; again where a request that
-    lost its memory comes back."""
-    return sum(use.loaded_tokens for use in _beside_gpu(run)) if run.tiers else None
+    """Tokens that were found in the host tier and loaded; again where a request that lost its
+    memory comes back."""
+    return run.tiers[HOST].loaded_tokens if run.tiers else None
 
 
 @METRICS.run("Written blocks", "count", LESS)
 def written_blocks(run: RunTables) -> int | None:
-    """Blocks that were written to the tiers below the GPU, swaps left out."""
-    return sum(use.written_blocks for use in _beside_gpu(run)) if run.tiers else None
-
-
-def _beside_gpu(run: RunTables) -> Iterable[TierUse]:
-    """What the tiers did that the GPU loads from and writes to: where there is a host tier, what is
-    below it does not."""
-    tiers = run.tiers or {}
-    return [tiers[HOST]] if HOST in tiers else tiers.values()
+    """Blocks that were written to the host tier, swaps left out."""
+    return run.tiers[HOST].written_blocks if run.tiers else None
 
 
 @METRICS.run("Swapped at once", "count", LESS)

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pagedsim.core import Request, Scheduler, StepPlan, Tier
+from pagedsim.core import Request, Scheduler, StepPlan
 from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.plan import Chunk, PreemptionCause, prefill_left
 from pagedsim.core.request import RequestId
@@ -161,7 +161,7 @@ def _events(rows: Iterable[Sequence[Any]], columns: Mapping[str, Any]) -> pa.Tab
 
 
 class TierMoves(Numbers):
-    """Blocks that steps move between the GPU and what is below it; sparse."""
+    """Blocks that steps move between the GPU and a host tier, or below that; sparse."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -169,13 +169,7 @@ class TierMoves(Numbers):
         )
         self._tiers: Sequence[str] = ()
 
-    def step(self, number: int, plan: StepPlan, tiers: Sequence[Tier]) -> None:
-        """Note the moves of a step: loads to the GPU, or down to a level."""
-        self._tiers = [tier.name for tier in tiers]
-        for source, target in plan.moves:
-            self.rows.append((number, target.level or source.level, not target.level, 1))
-
-    def transfers(self, number: int, plan: StepPlan, lower: Sequence[str]) -> None:
+    def step(self, number: int, plan: StepPlan, lower: Sequence[str]) -> None:
         """Note the transfers that begin with a step, and what tiers below the host have moved."""
         self._tiers = (HOST, *lower)
         for transfer in plan._transfers:
@@ -284,10 +278,8 @@ class StepRecorder:
         if len(rows) == PACKED:  # not earlier, since the last step may be undone
             self._pack()
         step = len(self._packed_ends) + len(ends)
-        if tiers := scheduler.memory.tiers:
-            self._moved.step(step, plan, tiers)
-        elif scheduler.offloads:
-            self._moved.transfers(step, plan, scheduler.memory.lower_tiers)
+        if scheduler.offloads:
+            self._moved.step(step, plan, scheduler.memory.lower_tiers)
         ends.append(end)
         self._used.append(plan.used_blocks)
         self._count += 1

@@ -11,6 +11,8 @@ from pagedsim.core.offload import LowerTier, VLLMOffload
 from pagedsim.core.offload.eviction import HostChunk
 from pagedsim.core.request import RequestId
 from pagedsim.server import ServerSpec
+from pagedsim.sim.copies import CopyTimes
+from pagedsim.sim.cost.base import CostModel
 from pagedsim.sim.replica import Replica
 from pagedsim.sim.store import Store, StoreSettings
 
@@ -53,16 +55,47 @@ class Disk(LowerTier):
         self._writes.clear()
 
 
-def with_tiers(server: ServerSpec, replica: Replica, stores: dict[str, Store]) -> ServerSpec:
-    """The server, whose sizes are known, with the tiers that it has below host memory, of which
-    some are in `stores`, which servers that are alike share."""
+class Prices:
+    """Of computing tokens, and of loading chunks over idle links."""
+
+    def __init__(
+        self, cost: CostModel, copies: CopyTimes, disks: Sequence[Disk], blocks: int
+    ) -> None:
+        """`blocks` are those of a chunk."""
+        self._computing = cost.prices()
+        self._copies, self._disks, self._blocks = copies, disks, blocks
+
+    def recompute_seconds(self, tokens: int) -> float:
+        """Seconds to prefill `tokens` tokens."""
+        return self._computing.recompute_seconds(tokens)
+
+    def load_seconds(self, chunks: Mapping[int, int]) -> float:
+        """Seconds to read chunks from each tier below host memory, and to load all of them."""
+        blocks = sum(chunks.values()) * self._blocks
+        seconds = self._copies.seconds(blocks, self._copies.load_by(blocks))
+        for number, disk in enumerate(self._disks):
+            if count := chunks.get(number, 0):
+                seconds += disk.content.read_seconds(count)
+        return seconds
+
+
+def with_tiers(
+    server: ServerSpec, replica: Replica, cost: CostModel, stores: dict[str, Store]
+) -> ServerSpec:
+    """The server, whose sizes are known, with its prices and the tiers that it has below host
+    memory, of which some are in `stores`, which servers that are alike share."""
     offload = server.offloading
     if not (isinstance(offload, VLLMOffload) and isinstance(offload.tiers, Mapping)):
         return server
-    size = replica.block_bytes * offload.blocks_per_chunk(server.block_size)
+    blocks = offload.blocks_per_chunk(server.block_size)
+    size = replica.block_bytes * blocks
     disks = []
     for name, given in offload.tiers.items():
         where = f"tiers.{name}"
         if (settings := StoreSettings.of(where, given)) is not None:
             disks.append(Disk(settings.store(where, "chunk", size, server.groups, stores)))
-    return replace(server, offload=replace(offload, tiers=tuple(disks)))
+    offload = replace(offload, tiers=tuple(disks))
+    if offload.load == "cheaper":
+        copies = CopyTimes.of(replica, cost.bus_efficiency)
+        offload = replace(offload, load=Prices(cost, copies, disks, blocks))
+    return replace(server, offload=offload)

@@ -31,6 +31,10 @@ class Link:
         """Ask what is there; returns when the answer comes, which waits for no transfer."""
         return now + self._read.latency
 
+    def read_seconds(self, size: float) -> float:
+        """Seconds of a read of so many bytes while nothing is under way."""
+        return _end(self._read, size, 0.0)
+
     def write(self, size: float, now: float) -> float:
         """Enqueue a write of so many bytes; returns when it ends."""
         self._write_until = _end(self._write, size, max(now, self._write_until))

@@ -19,7 +19,6 @@ from pagedsim.sim.beams import Beams
 from pagedsim.sim.environment import NORMAL, Environment
 from pagedsim.sim.feed import Arrivals
 from pagedsim.sim.storage import StorageJobs
-from pagedsim.sim.tiers import Tiers
 from pagedsim.sim.transfers import Transfers
 
 
@@ -73,7 +72,6 @@ class Server:
         copy_seconds: float = 0.0,
         beams: Beams | None = None,
         fast_forward: bool = True,
-        tiers: Tiers | None = None,
         transfers: Transfers | None = None,
         storage: StorageJobs | None = None,
     ) -> None:
@@ -81,10 +79,9 @@ class Server:
 
         `copy_seconds` is added to a step for each block that it copies on the GPU. `beams` draws
         the parents of beams; without it every beam continues. Without `fast_forward` every step is
-        planned and committed individually, with the same results. `tiers` has the times of moves
-        between memory tiers; without it they take no time. `transfers` has those of copies from and
-        to a host tier, which a scheduler with a connector needs, and `storage` the jobs of one
-        below that.
+        planned and committed individually, with the same results. `transfers` has the times of
+        copies from and to a host tier, which a scheduler that begins some needs, and `storage` the
+        jobs of one below that.
         """
         self.environment = environment
         self.scheduler = scheduler
@@ -94,7 +91,6 @@ class Server:
         self.recorder = recorder
         self.bus = simpy.Resource(environment, capacity=1) if overlap else None
         self.copy_seconds = copy_seconds
-        self.tiers = tiers
         self.transfers = transfers
         self.storage = storage
         self.connector = scheduler.queues.connector
@@ -189,7 +185,6 @@ class Server:
                     continue
                 plan = self._plan(now)
                 if not plan._decode_count and plan.empty:
-                    self._end_of_moves(plan, now, now, now)
                     if self.transfers is not None:
                         self.transfers.begin(plan, now)
                         self.transfers.computed(plan, now)
@@ -312,8 +307,6 @@ class Server:
             if type(took) is not float or not 0.0 <= took <= LONGEST:
                 took = policy_validation.seconds(self.cost, hook, took)
             end = begin + took
-            if plan._moves:
-                end = self._end_of_moves(plan, now, begin, end)
             if self.transfers is not None:
                 end = self.transfers.end(begin, end)
                 self.transfers.computed(plan, end)
@@ -358,9 +351,7 @@ class Server:
             if type(took) is not float or not 0.0 <= took <= LONGEST:
                 took = policy_validation.seconds(self.cost, "decode_seconds", took)
             start, end = end, end + took
-            if plan._moves:  # moves only make room and do not prolong the step
-                self._end_of_moves(plan, start, start, end)
-            if plan._moves or plan._waiting != waiting:
+            if plan._waiting != waiting:
                 plan._waiting = waiting
                 recorder.step(plan, start, end, scheduler)
             else:
@@ -395,20 +386,9 @@ class Server:
             begin = now
             if plan._swap_out or plan._swap_in:
                 begin = yield from self._swap(plan, now)
-                if self.tiers:
-                    place = self.scheduler.memory.place
-                    out = [place(cpu) for _, cpu in plan._swap_out]
-                    back = [place(cpu) for cpu, _ in plan._swap_in]
-                    begin = max(begin, self.tiers.spilled(out, back, now))
             return begin + len(plan._copies) * self.copy_seconds
         except StopIteration as error:
             raise stopped(error) from error
-
-    def _end_of_moves(self, plan: StepPlan, now: float, begin: float, end: float) -> float:
-        """The end of a step from `begin` to `end` whose moves between tiers start at `now`."""
-        if self.tiers is None or not plan._moves:
-            return end
-        return self.tiers.end(plan, now, begin, end)
 
     def _swap(self, plan: StepPlan, now: float) -> Generator[simpy.Event, None, float]:
         """Move blocks over the bus; returns when the forward pass may begin."""
@@ -576,7 +556,6 @@ class AheadServer(Server):
         try:
             end = now
             if not plan._decode_count and plan.empty:
-                self._end_of_moves(plan, now, now, now)
                 if self.transfers is not None:
                     self.transfers.begin(plan, now)
             else:
@@ -586,8 +565,6 @@ class AheadServer(Server):
                 if self.transfers is not None:
                     begin = self.transfers.begin(plan, begin)
                 end = begin + self._seconds(plan)
-                if plan._moves:
-                    end = self._end_of_moves(plan, now, begin, end)
                 if self.transfers is not None:
                     end = self.transfers.end(begin, end)
                 if now < end >= self.environment.peek():

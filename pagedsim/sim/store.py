@@ -43,6 +43,10 @@ class Store:
             self._written.popitem(last=False)
         return end
 
+    def read_seconds(self, count: int) -> float:
+        """Seconds to read so many items while nothing is under way."""
+        return self.link.read_seconds(self._size * count)
+
     def read(self, keys: Sequence[Hashable], now: float) -> float:
         """Read what it has; returns when that ends."""
         self._use(keys)

@@ -355,6 +355,8 @@ WITHOUT_KEY = ("experiment", "scale")
 
 def _instead_of_option(group: str, option: str, known: Sequence[str]) -> str:
     """What to write in the place of an option that a group does not have."""
+    if (group, option) == ("memory", "tiered"):
+        return "tiers below the GPU are offload=vllm with offload.tiers, or offload=hicache"
     if group == "workload" and re.search(r"/|\.(csv|jsonl?|gz)$", option):
         path = f"workload.path={option}, from Python ps.trace({option!r})"
         return f"a file of requests is workload=trace {path}; {to_choose(option, known)}"

@@ -219,10 +219,6 @@ def _memory(settings: Mapping[str, Any], seed: int) -> Settings:
     if target not in MEMORIES:
         refuse_no_class("memory", target, Memory)
     settings_of_class = _with_eviction("memory", settings_of_class, seed)
-    if isinstance(tiers := settings_of_class.get("tiers"), Mapping):
-        settings_of_class["tiers"] = {
-            name: _with_eviction(f"memory.tiers.{name}", tier, seed) for name, tier in tiers.items()
-        }
     return {"memory": target, "memory_settings": settings_of_class}
 
 

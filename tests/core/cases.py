@@ -31,12 +31,13 @@ from pagedsim.core import (
     Request,
     SamplingParams,
     Scheduler,
-    Tier,
 )
-from pagedsim.core.memory.tiered import WRITES
 from pagedsim.core.offload import OffloadConnector
 from pagedsim.policies.victims import VICTIMS
 from pagedsim.sglang import HiCache, PrefetchSettings, StoredHiCache
+from pagedsim.sim.disk import Disk
+from pagedsim.sim.links import Link, Way
+from pagedsim.sim.store import Store
 from tests.core.odd_policies import (
     Aging,
     Counting,
@@ -67,8 +68,7 @@ SHORT = {"quantum": 2.0, "starve": 9, "period": 3, "most": 3, "rate": 0.5, "ttl"
 
 @dataclass(frozen=True)
 class Prices:
-    """Stub prices: a block on the bus costs what `ratio` recomputed tokens cost, and `ratio` more
-    for each tier that is farther away."""
+    """Stub prices: a block on the bus costs what `ratio` recomputed tokens cost."""
 
     ratio: int
 
@@ -77,9 +77,6 @@ class Prices:
 
     def swap_seconds(self, blocks: int) -> float:
         return blocks * self.ratio
-
-    def load_seconds(self, level: int, blocks: int) -> float:
-        return level * blocks * self.ratio
 
 
 @dataclass(frozen=True)
@@ -92,9 +89,14 @@ class Host:
     store_threshold: int = 0
     prompt_only: bool = True
     sync_tokens: int = 0
+    disk: int = 0
+    """Chunks of a tier below."""
 
     def connector(self) -> OffloadConnector:
-        return OffloadConnector(**asdict(self))
+        settings = asdict(self)
+        disk = Store(Link(Way(1e-4, 3e9), Way(2e-4, 1e9)), 7e5, settings.pop("disk"))
+        tiers = [Disk(disk)] if self.disk else []
+        return OffloadConnector(**settings, tiers=tiers, protect_promoted=True)
 
 
 @dataclass(frozen=True)
@@ -120,21 +122,13 @@ class Server:
     victim: str | None = None
     of: str = "fcfs"
     """What a policy that stands around another stands around."""
-    tiers: tuple[int, ...] = ()
-    """Blocks of each, where memory has them."""
-    pool: Tier | None = None
-    """Below these, one that others use, too."""
     eviction: str = "lru"
-    """Of caches; that of a `pool` is its own."""
-    write: str = "evicted"
-    spill: bool = True
+    """Of caches."""
     chunk: int | None = None
     """Tokens of a batch of prefills, under sglang; None: no prompt is cut."""
     mixed: bool = False
     max_wait: int = 0
     """Decode steps between admissions, under prefill_first."""
-    weighs: bool = False
-    """Whether what is found below the GPU is loaded only where that is cheaper."""
     host: Host | None = None
     """A host tier, with a connector."""
     hicache: tuple[int, Any, Any] | None = None
@@ -157,13 +151,6 @@ class Server:
         size = {"blocks": self.blocks, "block_size": self.block_size}
         if self.memory.startswith("reserved"):
             return make_memory(self.memory, **size, max_model_len=self.reserved_len)
-        if self.memory == "tiered":
-            order = make_eviction(self.eviction)
-            tiers = [Tier(f"tier{level}", some, order) for level, some in enumerate(self.tiers)]
-            tiers += [self.pool] if self.pool else []
-            prices = Prices(self.ratio) if self.weighs else None
-            how = {"write": self.write, "spill": self.spill, "prices": prices}
-            return make_memory("tiered", **size, tiers=tiers, eviction=self.eviction, **how)
         if self.memory == "radix" and self.hicache is not None:
             host, write, policy = self.hicache
             made: dict[str, Any] = {**size, "eviction": make_eviction(self.eviction)}
@@ -315,7 +302,7 @@ _ABORTS = _up_to(3, st.tuples(_whole(0, 40), _whole(0, 6)))
 def cases(draw: st.DrawFn, batching: str, memory: str) -> Case:
     server = draw(servers(batching, memory))
     # A prefix cache depends on reported tokens.
-    tells = draw(_one_of(True, True, False) if memory in ("prefix", "tiered", "radix") else _truth)
+    tells = draw(_one_of(True, True, False) if memory in ("prefix", "radix") else _truth)
     longest = server.max_model_len or server.reserved_len or server.blocks * server.block_size
     # Cases of one kind reach what a mixture of all kinds seldom does.
     prompts = draw(_one_of(5, 1 + longest // 2, 1 + longest // 2))
@@ -355,7 +342,6 @@ def servers(draw: st.DrawFn, batching: str, memory: str) -> Server:
     capacity = blocks * size
     reserved_len = 0
     cpu_blocks, preemption = 0, "recompute"
-    tiers: list[int] = []
     if memory.startswith("reserved"):
         capacity = (1 << blocks.bit_length() - 1) * size
         reserved_len = draw(_whole(1, capacity))
@@ -363,13 +349,13 @@ def servers(draw: st.DrawFn, batching: str, memory: str) -> Server:
     elif memory != "radix" and batching != "sglang":
         preemption = draw(_one_of(*PREEMPTIONS))
         cpu_blocks = draw(_whole(0 if preemption == "recompute" else 1, 2 * blocks))
-    if memory == "tiered":
-        tiers = draw(_up_to(3, _whole(1, 2 * blocks), preemption != "recompute"))
     max_seqs = draw(_one_of(1, 2, 3, 4, 4, 6, 8, 8))
     max_model_len = draw(_maybe(_none, _whole(-(-capacity // 2), capacity)))
     chunk = draw(_maybe(_whole(1, 20))) if batching == "sglang" else None
-    cached = memory in ("prefix", "tiered")
-    unfit = {*(() if cached else ("continuum",)), *(() if memory == "radix" else ("dfs_weight",))}
+    unfit = {
+        *(() if memory == "prefix" else ("continuum",)),
+        *(() if memory == "radix" else ("dfs_weight",)),
+    }
     fitting = [name for name in POLICIES if name not in unfit]
     policy = draw(_one_of(*fitting, *ODD))
     inner = ("fcfs", "priority", "sjf", "vtc", *(() if batching == "static" else ("srpt",)))
@@ -391,11 +377,9 @@ def servers(draw: st.DrawFn, batching: str, memory: str) -> Server:
         max_batched_tokens=_budget(draw, batching, max_model_len or capacity, max_seqs),
         max_model_len=max_model_len,
         reserved_len=reserved_len,
-        tiers=tuple(tiers),
-        eviction=draw(_one_of("lru", "lru", *EVICTIONS)) if cached or memory == "radix" else "lru",
-        write=draw(_one_of(*WRITES)) if tiers else "evicted",
-        spill=draw(_truth) if tiers else True,
-        weighs=draw(_one_of(False, False, True)) if tiers else False,
+        eviction=draw(_one_of("lru", "lru", *EVICTIONS))
+        if memory in ("prefix", "radix")
+        else "lru",
         chunk=chunk and -(-chunk // size) * size,
         mixed=draw(_truth) if chunk or batching == "trtllm" else False,
         max_wait=draw(_one_of(0, 0, 0, 3)) if batching in ("prefill_first", "trtllm") else 0,
@@ -405,11 +389,13 @@ def servers(draw: st.DrawFn, batching: str, memory: str) -> Server:
 @cache
 @st.composite
 def hosts(draw: st.DrawFn) -> Host:
+    threshold = draw(_one_of(0, 0, 2))
     return Host(
         chunks=draw(_whole(1, 40)),
         blocks_per_chunk=draw(_one_of(1, 1, 2, 3)),
         eviction=draw(_one_of("lru", "arc")),
-        store_threshold=draw(_one_of(0, 0, 2)),
+        store_threshold=threshold,
+        disk=0 if threshold else draw(_one_of(0, 1, 8, 40)),
         prompt_only=draw(_truth),
         sync_tokens=draw(_one_of(0, 0, 16)),
     )

@@ -9,11 +9,10 @@ were computed: by itself, by a parent before a fork, or by a stranger with the s
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from itertools import chain
 from typing import NamedTuple
 
-from pagedsim.core import Memory, Request, RequestId, StepPlan, Tier, TieredMemory
-from pagedsim.core.memory import Copies, Move
+from pagedsim.core import Memory, Request, RequestId, StepPlan
+from pagedsim.core.memory import Copies
 
 EMPTY = -1
 
@@ -36,17 +35,11 @@ class Shadow:
     """What the slots of all pools hold, and what each sequence ought to find in them."""
 
     def __init__(self, memory: Memory, beside: Shadow | None = None) -> None:
-        """`beside` is of a server that shares its tiers with this one."""
+        """`beside` is of a server from which requests come to this one."""
         self.memory = memory
         self.size = memory.block_size
         self.gpu: Pool = [[EMPTY] * self.size for _ in range(memory.total)]
         self.cpu: Pool = [[EMPTY] * self.size for _ in range(memory.cpu_total)]
-        self.tiers: dict[Tier, Pool] = dict(beside.tiers) if beside else {}
-        for tier in memory.tiers:
-            self.tiers.setdefault(tier, [[EMPTY] * self.size for _ in range(tier.total)])
-        self.levels = [self.gpu, *(self.tiers[tier] for tier in memory.tiers)]
-        if memory.tiers:  # the tiers, one after another, are where swapped blocks go
-            self.cpu = list(chain(*self.levels[1:]))
         self.lines: dict[RequestId, list[list[int]]] = {}
         self._names: dict[tuple[int, Hashable], int] = beside._names if beside else {}
 
@@ -84,9 +77,7 @@ class Shadow:
             "swap_in": (self.cpu, self.gpu, plan.swap_in),
         }
         for part in plan.ORDER:
-            if part == "moves":
-                self._move_between(plan.moves)
-            elif part in moves:
+            if part in moves:
                 self._move(*moves[part])
         # A batched forward pass stores the keys of the whole batch before it attends to any.
         tasks = list(_tasks(plan))
@@ -104,12 +95,6 @@ class Shadow:
         assert not overlap, f"the copies {pairs} depend on their order"
         for origin, content in zip(targets, [[*source[i]] for i in origins], strict=True):
             target[origin][:] = content
-
-    def _move_between(self, moves: Iterable[Move]) -> None:
-        """One after another. Slots are changed in place: two lists may have the same."""
-        for (here, source), (there, target) in moves:
-            assert here != there, "a move within a level"
-            self.levels[there][target][:] = self.levels[here][source]
 
     def _write(self, task: Task, written: set[tuple[int, int]]) -> None:
         line = self.lines[task.request.id][task.sequence]
@@ -157,19 +142,9 @@ class Shadow:
             gpu.update(*request.tables)
             cpu.update(*request.cpu_tables)
         gpu.update(self.memory.known_blocks())
-        if isinstance(self.memory, TieredMemory):
-            cpu.update(_cached_below(self.memory))
         for pool, kept in ((self.gpu, gpu), (self.cpu, cpu)):
             for block in set(range(len(pool))) - kept:
                 pool[block][:] = [EMPTY] * self.size
-
-
-def _cached_below(memory: TieredMemory) -> Iterator[int]:
-    """Blocks of the tiers whose content may be found."""
-    first = 0
-    for tier in memory.tiers:
-        yield from (first + block for block in tier._key_of)
-        first += tier.total
 
 
 def _tasks(plan: StepPlan) -> Iterator[Task]:

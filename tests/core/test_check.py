@@ -16,14 +16,11 @@ from pagedsim.core import (
     SamplingParams,
     Scheduler,
     State,
-    Tier,
-    TieredMemory,
     Unified,
 )
 from pagedsim.core.reservations import Placeholder
 from pagedsim.policies.ordering import Priority
 from pagedsim.policies.preemption import Recompute, Swap
-from tests.core.drive import Server
 
 
 class Busy:
@@ -181,19 +178,3 @@ def test_a_planted_fault_is_named(kind: str, plant: Callable[[Busy], object], na
     plant(busy)
     with pytest.raises(IntegrityError, match=named):
         busy.scheduler.check()
-
-
-def test_a_tier_is_checked() -> None:
-    memory = TieredMemory(4, 4, [Tier("cpu", 8)])
-    server = Server(memory=memory)
-    for start in (0, 100):
-        server.add(str(start), range(start, start + 13), output=1)
-        server.step()
-    (tier,) = memory.tiers
-    tier._free.append(0)
-    with pytest.raises(IntegrityError, match="blocks are lost, or in two places"):
-        memory.check([])
-    tier._free.clear()
-    tier._block_of.clear()
-    with pytest.raises(IntegrityError, match="its two indexes disagree"):
-        memory.check([])

@@ -18,13 +18,13 @@ from pagedsim.core import (
     RequestError,
     Scheduler,
     StepPlan,
-    TieredMemory,
     Unified,
 )
 from pagedsim.core.batching import PrefillFirst
 from pagedsim.core.offload import OffloadConnector, VLLMOffload
 from pagedsim.core.transfers import Direction, Transfer
 from pagedsim.policies.preemption import Swap
+from pagedsim.sglang import RadixMemory
 from tests.conformance.lower_tier import ConstantTier
 
 SIZE = 4
@@ -357,7 +357,7 @@ def test_limits_of_a_request_are_whole_numbers(value: object) -> None:
     ("parts", "line"),
     [
         ({"batching": PrefillFirst()}, "PrefillFirst loads nothing"),
-        ({"memory": TieredMemory(8, SIZE)}, "TieredMemory has no connector"),
+        ({"memory": RadixMemory(8, SIZE)}, "RadixMemory has no connector"),
         ({"memory": PagedMemory(8, SIZE, 8)}, "choose preemption=recompute and cpu_blocks=0"),
         ({"preemption": Swap(), "memory": PagedMemory(8, SIZE, 8)}, "do not swap"),
     ],

@@ -17,9 +17,8 @@ from pagedsim.core import Memory, PagedMemory, PrefixMemory, Request
 from pagedsim.core.memory.block_index import BlockIndex
 from pagedsim.core.memory.eviction import EvictableBlocks
 from pagedsim.core.memory.prefix import PrefixIndex, add_keys
-from pagedsim.core.memory.tier import Tier
-from pagedsim.core.memory.tiered import TieredMemory
 from pagedsim.core.symbolic_prompt import SymbolicPrompt
+from pagedsim.sglang import RadixMemory
 
 # Symbolic prompts
 
@@ -258,13 +257,12 @@ def test_the_prefix_index_agrees_with_each_cache(seed: int, late: bool) -> None:
 
 
 def test_the_prefix_index_calls_lookup_of_other_memories() -> None:
-    tiered = TieredMemory(3, 8, [Tier("cpu", 9)])
-    memories: list[Memory] = [PrefixMemory(20, 4), PagedMemory(20, 4), tiered]
+    memories: list[Memory] = [PrefixMemory(20, 4), PagedMemory(20, 4), RadixMemory(20, 8)]
     for memory in memories:
         request = Request("a", list(range(17)))
         memory.admit(request, 17, ())
+        memory.filled(request, 17)
         memory.release(request)
-    tiered.admit(Request("b", list(range(100, 117))), 17, ())  # what the first had is below now
     index = PrefixIndex(memories)
     assert index.tokens(Request("c", list(range(30)))) == [16, 0, 16]
     assert index.tokens(Request("d", 30)) == [0, 0, 0]

@@ -46,7 +46,7 @@ class Trip:
 @st.composite
 def trips(draw: st.DrawFn, ahead: bool = False, untold: bool = False) -> Trip:
     """Two or three servers of any kind, of which the first can be boarded."""
-    first = draw(_kinds(("unified", "prefill_first", "one_by_one"), ("paged", "prefix", "tiered")))
+    first = draw(_kinds(("unified", "prefill_first", "one_by_one"), ("paged", "prefix")))
     kinds = [first, *draw(st.lists(_kinds(), min_size=1, max_size=2))]
     made = [draw(servers(batching, memory)) for batching, memory in kinds]
     longest = min(server.max_model_len or _capacity(server) for server in made)
@@ -63,7 +63,7 @@ def trips(draw: st.DrawFn, ahead: bool = False, untold: bool = False) -> Trip:
 
 def _kinds(
     batchings: tuple[str, ...] = ("unified", "prefill_first", "one_by_one", "static"),
-    memories: tuple[str, ...] = ("paged", "prefix", "paged", "prefix", "tiered", "reserved_oracle"),
+    memories: tuple[str, ...] = ("paged", "prefix", "paged", "prefix", "reserved_oracle"),
 ) -> st.SearchStrategy[tuple[str, str]]:
     return st.tuples(st.sampled_from(batchings), st.sampled_from(memories))
 
@@ -291,7 +291,7 @@ class Travel:
             return
         request = self.random.choice(alive)
         hit = memory.lookup(request)
-        for index, block in enumerate(hit if not memory.tiers else ()):
+        for index, block in enumerate(hit):
             line = self.lines[request.id][0][index * size : (index + 1) * size]
             assert site.shadow.gpu[block] == line, f"{request!r} finds block {block} of another"
 
@@ -400,8 +400,6 @@ class Travel:
     def _copy(self, journey: Journey) -> bool:
         """Bring what is lacking to the target's shadow, once what was there is written down."""
         request, source, target = journey.request, journey.source, journey.target
-        if target.shadow.tiers and target.scheduler.queues.step == journey.reserved_in:
-            return False
         placeholder = target.scheduler.queues.reservations.placeholders[request.id]
         begin, end = max(journey.carried, placeholder.computed), request.computed
         parcel = target.scheduler.migration.kv_transfer(request, journey.carried)
@@ -484,7 +482,6 @@ class Travel:
         assert not scheduler.migration.deferred
         assert not scheduler.queues.copies
         assert memory.free == memory.total
-        memory.drain()  # gives back what was swapped out to the end
         assert memory.cpu_free == memory.cpu_total
         if isinstance(scheduler.policy, Counting):
             assert scheduler.policy.arrived == scheduler.policy.left

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from pagedsim.core.transfers import Direction
 from tests.metrics.ledger import Life, Recording, Step
 
 Number = float | None
@@ -170,17 +171,20 @@ def batch(step: Step) -> int:
 
 def tiers_of(books: Books, steps: Iterable[Step]) -> dict[str, dict[str, int]]:
     """Blocks and tokens loaded from each tier, and blocks written to it, swaps left out."""
-    names = {tier.name: None for one in books.servers for tier in one.scheduler.memory.tiers}
+    offloading = [one.scheduler for one in books.servers if one.scheduler.offloads]
+    names = {name: None for one in offloading for name in ("host", *one.memory.lower_tiers)}
     what = ("loaded_blocks", "loaded_tokens", "written_blocks")
     use = {name: dict.fromkeys(what, 0) for name in names}
     for step in steps:
-        below = books.servers[step.replica].scheduler.memory.tiers
-        for source, target in step.plan.moves:
-            if target.level:
-                use[below[target.level - 1].name]["written_blocks"] += 1
-            else:
-                use[below[source.level - 1].name]["loaded_blocks"] += 1
-                use[below[source.level - 1].name]["loaded_tokens"] += step.block_size
+        moves = [
+            ("host", one.direction is Direction.LOAD, len(one.blocks))
+            for one in step.plan.transfers
+        ]
+        below = books.servers[step.replica].scheduler.memory.lower_tiers
+        moves += [(below[tier - 1], loads, blocks) for tier, loads, blocks in step.plan.lower_moves]
+        for name, loads, blocks in moves:
+            use[name]["loaded_blocks" if loads else "written_blocks"] += blocks
+            use[name]["loaded_tokens"] += blocks * step.block_size * loads
     return use
 
 

@@ -178,29 +178,28 @@ def _server(dice: Random, movable: bool, talks: bool) -> list[str]:
     batchings = [*options.options_of("batching"), HELD, HELD]
     if movable:
         batchings = [name for name in batchings if name not in ("static", "sglang")]
-    elif memory.startswith("reserved") or memory == "tiered":
+    elif memory.startswith("reserved"):
         batchings.remove("sglang")
     batching = dice.choice(batchings)
     key = "batching._target_" if batching == HELD else "batching"
     words += [f"{key}={batching}", f"memory={memory}"]
-    paged = memory in ("paged", "prefix", "tiered")
+    paged = memory in ("paged", "prefix")
     size = dice.choice([2, 4, 16] if paged else [1, 4, 8])
     blocks = dice.choice([260, 260, 600]) // size
     words += [f"memory.block_size={size}", f"memory.blocks={blocks}"]
     if paged and batching != "sglang" and dice.random() < 0.5:
         words += [f"preemption={dice.choice(['swap', 'cheapest'])}"]
-        words += [f"memory.cpu_blocks={dice.choice([2, blocks])}"] * (memory != "tiered")
-    if memory == "tiered":
-        words += [f"memory.tiers.cpu.blocks={blocks}"]
-        words += [f"memory.tiers.disk.blocks={dice.choice([1, blocks])}"]
-        words += [f"memory.write={dice.choice(['evicted', 'through'])}"]
+        words += [f"memory.cpu_blocks={dice.choice([2, blocks])}"]
+    elif paged and batching == "unified" and not movable:
+        words += ["offload=vllm", f"offload.chunks={blocks}", "offload.protect_promoted=true"]
+        words += [f"offload.tiers.disk.gib={dice.choice([0, 'null'])}"]
     return words + _policy(dice, memory, batching, talks)
 
 
 def _policy(dice: Random, memory: str, batching: str, talks: bool) -> list[str]:
     policies = set(Conf().options_of("policy"))
     policies -= {"dfs_weight"} if memory != "radix" else set()
-    policies -= {"continuum"} if memory not in ("prefix", "tiered") else set()
+    policies -= {"continuum"} if memory != "prefix" else set()
     policies -= {name for name, kind in POLICIES.items() if "session" in kind.needs and not talks}
     policy = dice.choice(sorted(policies))
     words = [f"policy={policy}"]

@@ -15,21 +15,17 @@ from pagedsim.backends.sim import Simulated
 from pagedsim.build import EVICTIONS, make_eviction, make_memory
 from pagedsim.core import (
     CacheEntry,
-    ConfigError,
     EvictionPolicy,
     Fit,
     PagedsimError,
     PrefixMemory,
     Request,
     RequestError,
-    Tier,
-    TieredMemory,
 )
-from pagedsim.core.memory.eviction_policy import is_lru
 from pagedsim.core.memory.prefix import page_keys
 from pagedsim.core.request import Rank
 from pagedsim.engine.engine_args import Arguments
-from pagedsim.policies.eviction import ARC, LFU, SLRU
+from pagedsim.policies.eviction import LFU, SLRU
 from pagedsim.sglang import RadixMemory
 from pagedsim.spec.run import RunSpec
 from tests.fuzz import Simulation, outcome, simulations
@@ -170,48 +166,6 @@ def test_a_prefix_cache_evicts_in_order(name: str, seed: int) -> None:
         assert sorted(map(repr, cached)) == sorted(repr(r.key) for r in lists.records)
 
 
-# -- in a tier -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", EVICTIONS)
-@pytest.mark.parametrize("seed", range(6))
-def test_a_tier_evicts_in_order(name: str, seed: int) -> None:
-    random = Random(seed)
-    total = random.randrange(2, 9)
-    tier, lists = Tier("cpu", total, make_eviction(name)), Lists(name, total)
-    swapped: list[int] = []
-    for now in range(300):
-        key, priority = random.randrange(12), random.randrange(3)
-        block, record = tier.find(key), lists.find(key)
-        assert (block is None) is (record is None)
-        if block is None or record is None:
-            taken = tier.take()
-            assert (taken is None) is (len(swapped) == total)
-            if taken is None:
-                tier.give(swapped.pop())
-                continue
-            if len(lists.records) + len(swapped) == total:
-                victim = lists.evict()
-                assert taken.key == victim.key and tier.find(victim.key) is None
-                assert name == "lru" or taken.priority == victim.priority
-            if random.random() < 0.2:  # to swap to
-                swapped.append(taken.block)
-            else:
-                tier.keep(taken.block, key, priority)
-                lists.free(lists.insert(Record(key, now, priority)), now)
-        elif random.random() < 0.5:
-            request = Request(now, 1, priority=priority)
-            assert tier.hold(block, request) == key
-            tier.keep(block, key)
-            record.use(request)
-            lists.free(record, now)
-        else:
-            tier.touch(block)
-            record.owners, record.uses = 1, record.uses + 1
-            lists.free(record, now)
-        tier.check()
-
-
 # -- in a radix tree -------------------------------------------------------------------------------
 
 
@@ -308,10 +262,10 @@ class Recent(EvictionPolicy):
 @given(case=simulations(fleets=False))
 @settings(max_examples=60, suppress_health_check=[HealthCheck.filter_too_much])
 def test_the_path_of_lru_is_the_path_of_all(case: Simulation) -> None:
-    """Pins, swaps, tiers, groups of sequences: bundles and ranks evict alike."""
+    """Pins, swaps, groups of sequences: bundles and ranks evict alike."""
     (server,) = case.servers
     # SGLang's batching renews the paths of waiting requests under LRU alone.
-    assume(server.memory in ("prefix", "tiered"))
+    assume(server.memory == "prefix")
     with_lru, ranked = (
         replace(case, servers=(replace(server, eviction=eviction),))
         for eviction in ("lru", f"{__name__}.Recent")
@@ -339,22 +293,6 @@ def test_pinned_blocks_go_last(name: str) -> None:
     if name == "arc":  # which is told that they were evicted
         policy: Any = cast(Any, memory)._evictable._queue.policy
         assert {*page_keys(pinned, 3, SIZE, True)} <= {*policy._ghosts[0]}
-
-
-def test_a_priority_goes_down_with_what_is_evicted() -> None:
-    tiers = [
-        Tier(name, size, make_eviction("priority")) for name, size in (("cpu", 1), ("disk", 2))
-    ]
-    memory = TieredMemory(2, SIZE, tiers, eviction=make_eviction("priority"))
-    for text, priority in enumerate((0, 2, 1, 0, 0)):
-        request = Request(text, [100 * text + at for at in range(SIZE + 1)], priority=priority)
-        memory.admit(request, request.num_tokens, ())
-        memory.release(request)
-    found = [
-        len(memory.lookup(Request("again", [100 * text + at for at in range(SIZE + 1)])))
-        for text in range(5)
-    ]
-    assert found == [1, 0, 1, 1, 1]  # the least urgent, not the oldest
 
 
 # -- by the distance of the next step --------------------------------------------------------------
@@ -447,7 +385,7 @@ def simulated(*words: str) -> Any:
     return Simulated().simulation(RunSpec(config)).server.make_memory()
 
 
-@pytest.mark.parametrize("memory", ["prefix", "tiered", "radix"])
+@pytest.mark.parametrize("memory", ["prefix", "radix"])
 @pytest.mark.parametrize(
     ("eviction", "kind"),
     [
@@ -462,16 +400,6 @@ def test_each_memory_takes_its_order_from_the_configuration(
     made = simulated(f"memory={memory}", f"memory.eviction={eviction}")
     queue = made._leaves if memory == "radix" else made._evictable._queue
     assert isinstance(queue.policy, kind) and queue.policy.capacity == 9
-    if memory == "tiered":
-        assert isinstance(made.tiers[0]._ranked._queue.policy, kind)
-
-
-def test_a_tier_may_have_its_own() -> None:
-    memory = simulated("memory=tiered", "memory.tiers.cpu.eviction=arc")
-    assert is_lru(memory._evictable._queue.policy)
-    assert isinstance(memory.tiers[0]._ranked._queue.policy, ARC)
-    with pytest.raises(ConfigError, match=r"^memory\.tiers\.cpu\.eviction=arx: unknown; did you"):
-        simulated("memory=tiered", "memory.tiers.cpu.eviction=arx")
 
 
 @pytest.mark.parametrize("memory", ["prefix", "radix"])

@@ -30,7 +30,7 @@ CONF = Conf()
 
 QUICK = {
     *("experiment=migration", "experiment=parity", "experiment=truth", "policy=vtc"),
-    *("server=sglang-0.5", "server=vllm-0.33", "workload=mooncake", "memory=tiered"),
+    *("server=sglang-0.5", "server=vllm-0.33", "workload=mooncake", "memory=radix"),
     *("hardware=h100", "fleet=prefill_decode", "backend=engine"),
 }
 """Hydra takes a tenth of a second for each."""
@@ -266,7 +266,7 @@ def test_a_folder_of_ones_own_has_further_options(tmp_path: Path) -> None:
     [
         (["server=sglang-0.5"], True),
         (["memory=radix"], True),
-        (["memory=tiered", "memory.write=through"], False),
+        (["memory=prefix", "memory.eviction=lfu"], False),
         (["server=vllm-0.33"], False),
         (["server=sglang-0.5", "memory.blocks=32000"], False),
         (["server=sglang-0.5", "memory.block_size=16"], False),

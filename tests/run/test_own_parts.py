@@ -308,15 +308,13 @@ CHECKED: Sequence[tuple[str, tuple[Any, ...], Mapping[str, str]]] = (
         },
     ),
     (f"{COUNT}, or None", NO_COUNTS[1:], {"batching": "closed", "memory": "cpu_peak"}),
-    ("must be a list of Tier", (None, 3, "cpu", [1]), {"memory": "tiers"}),
+    ("must be a list of names", (None, 3, "disk", [1]), {"memory": "lower_tiers"}),
     (SHARE, (*NO_COUNTS, 71), {"memory": "free cached used guarded unheld"}),
     ("must be block numbers from 0, below 70", NO_BLOCKS, {"memory": "known_blocks"}),
     (BLOCKS, NO_BLOCKS, {"memory": "lookup touch"}),
     ("must be a node with a parent and children, or None", (3, "ab"), {"memory": "node_of"}),
     (FITS, (*NUMBERS, True, "now", 0), {"memory": "fit"}),
     (PAIRS, NO_PAIRS, {"memory": "swap_out swap_in"}),
-    ("must be a Place", (None, 3, (1, 2)), {"memory": "place"}),
-    ("must be a list of Move", (None, 3, "ab", [(1, 2)]), {"memory": "drain"}),
     (
         "must be a Usage of four whole numbers of at least 0",
         (None, 3, (1, 2, 3, 4), Usage(0, 0, 0, -1), Usage("a", 0, 0, 0)),  # type: ignore[arg-type]
@@ -376,12 +374,12 @@ def shown(case: object) -> str:
 UNASKED = {
     *(("cost", hook) for hook in ("explain", "work")),
     *(("batching", hook) for hook in ("fits", "displace")),
-    *(("memory", hook) for hook in ("cache_changes", "cached", "common", "drain", "end_of")),
+    *(("memory", hook) for hook in ("cache_changes", "cached", "common", "end_of")),
     *(("memory", hook) for hook in ("guard", "guarded", "unguard", "holds", "hold", "filled")),
     *(("memory", hook) for hook in ("touch", "reclaim", "cached_tokens", "unheld", "node_of")),
     *(("memory", hook) for hook in ("loadable", "host_tokens", "transferring", "transferred")),
     *(("batching", hook) for hook in ("idle",)),
-    *(("memory", hook) for hook in ("known_blocks", "place", "usage", "used", "check", "forget")),
+    *(("memory", hook) for hook in ("known_blocks", "usage", "used", "check", "forget")),
 }
 """What the run of a part never asks, since other settings do."""
 

@@ -11,7 +11,6 @@ import pyarrow as pa
 from pagedsim.core import Request, Scheduler, StepPlan
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.sim.simulate import simulate
-from pagedsim.sim.tiers import Tiers
 
 
 @dataclass
@@ -75,7 +74,6 @@ def run(
     *,
     overlap: bool = False,
     fast_forward: bool = True,
-    tiers: Tiers | None = None,
     way: float = 0.0,
 ) -> tuple[pa.Table, pa.Table]:
     """The tables of requests and steps."""
@@ -87,7 +85,6 @@ def run(
         recorder,
         overlap=overlap,
         fast_forward=fast_forward,
-        tiers=tiers,
         way=way,
     )
     return recorder.requests_table(), recorder.steps_table()

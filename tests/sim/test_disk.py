@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from pagedsim.backends.base import StoppableRecorder
 from pagedsim.core import ConfigError, PrefixMemory, Request, Scheduler, Unified
 from pagedsim.core.offload import OffloadConnector, VLLMOffload
 from pagedsim.core.offload.eviction import HostChunk
+from pagedsim.core.offload.prices import HOST, worth_loading
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.run.job import Job, run_job
@@ -120,8 +121,33 @@ def test_replicas_of_a_fleet_may_share_a_disk(tmp_path: Path) -> None:
     alone = summary_of(tmp_path, *words)
     shared = summary_of(tmp_path, *words, "offload.tiers.disk.shared=true")
     assert shared["loaded_tokens"] > 3 * alone["loaded_tokens"]
-    slow = summary_of(tmp_path, *words, "offload.tiers.disk.shared=true", f"{READ}=0.05")
-    assert slow["ttft_mean"] > 2 * shared["ttft_mean"]
+
+
+@pytest.mark.usefixtures("hydra")
+def test_nothing_is_loaded_that_is_cheaper_to_compute(tmp_path: Path) -> None:
+    """What a slow disk has and host memory does not is computed, and so is what waits for it."""
+    always = summary_of(tmp_path, DISK, f"{READ}=0.1")
+    cheaper = summary_of(tmp_path, DISK, f"{READ}=0.1", "offload.load=cheaper")
+    assert always["loaded_tokens"] > 1.5 * cheaper["loaded_tokens"] > 0
+    assert always["ttft_mean"] > 2 * cheaper["ttft_mean"]
+
+
+class Dear(dict[int, float]):
+    """Seconds to load a chunk of each tier, where a token is computed in one."""
+
+    def recompute_seconds(self, tokens: int) -> float:
+        return tokens
+
+    def load_seconds(self, chunks: Mapping[int, int]) -> float:
+        return sum(self[tier] * count for tier, count in chunks.items())
+
+
+@pytest.mark.parametrize(
+    ("host", "disk", "worth"), [(1, 2, 5), (1, 9, 2), (9, 9, 0), (5, 1, 5), (5, 3.5, 0)]
+)
+def test_a_load_ends_where_more_of_it_costs_more(host: int, disk: int, worth: int) -> None:
+    """Two chunks of four tokens in host memory, of which the GPU has one token; three on a disk."""
+    assert worth_loading(Dear({HOST: host, 0: disk}), [HOST, HOST, 0, 0, 0], 4, 1) == worth
 
 
 @pytest.mark.usefixtures("hydra")
@@ -137,6 +163,7 @@ def test_replicas_of_a_fleet_may_share_a_disk(tmp_path: Path) -> None:
         ("+offload.tiers.nvme={gib: 1}", "offload.tiers.nvme.read_gb_s: must be given"),
         ("offload.tiers.disk=4", "offload.tiers.disk=4: must be a mapping of settings, or null"),
         ("offload.tiers=4", "offload.tiers=4: must be a mapping of names to settings"),
+        ("offload.load=cheap", "offload.load=cheap: unknown; did you mean 'cheaper'?"),
         (f"{DISK} offload.gib=0", "offload.gib=0: must hold a chunk"),
         (f"{DISK} offload.store_threshold=2", "offload.store_threshold=2: must be 0 or 1 with"),
     ],
@@ -148,6 +175,8 @@ def test_settings_of_tiers(word: str, said: str, tmp_path: Path) -> None:
 
 
 def test_an_engine_has_none() -> None:
+    with pytest.raises(ConfigError, match=r"offload\.load=cheaper: must be always, or in the sim"):
+        VLLMOffload(chunks=4, load="cheaper").connector(16)
     settings = {"disk": {"gib": 1, "read_gb_s": 1, "write_gb_s": 1}}
     with pytest.raises(
         ConfigError, match=r"offload\.tiers\.disk: must be null, or in the simulator"

@@ -1,7 +1,7 @@
-"""GPU and CPU memory in blocks: paged (with a prefix cache, or over tiers) and reserved."""
+"""GPU and CPU memory in blocks: paged (with a prefix cache) and reserved."""
 
 from pagedsim.core.compiled import own_abc_registry
-from pagedsim.core.memory.base import Copies, Fit, Memory, Move, Pairs, Place, PrefixNode, Usage
+from pagedsim.core.memory.base import Copies, Fit, Memory, Pairs, PrefixNode, Usage
 from pagedsim.core.memory.cache_entry import CacheEntry
 from pagedsim.core.memory.eviction_policy import EvictionPolicy
 from pagedsim.core.memory.paged import PagedMemory
@@ -12,8 +12,6 @@ from pagedsim.core.memory.reserved import (
     ReservedOracle,
     ReservedPow2,
 )
-from pagedsim.core.memory.tier import Tier
-from pagedsim.core.memory.tiered import TieredMemory
 
 __all__ = [
     "CacheEntry",
@@ -21,17 +19,13 @@ __all__ = [
     "EvictionPolicy",
     "Fit",
     "Memory",
-    "Move",
     "PagedMemory",
     "Pairs",
-    "Place",
     "PrefixMemory",
     "PrefixNode",
     "ReservedMax",
     "ReservedOracle",
     "ReservedPow2",
-    "Tier",
-    "TieredMemory",
     "Usage",
 ]
 

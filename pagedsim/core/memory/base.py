@@ -9,7 +9,6 @@ from typing import Any, ClassVar, NamedTuple, Protocol, SupportsIndex
 
 from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.errors import ConfigError, IntegrityError, PlanError, require_whole
-from pagedsim.core.memory.tier import Tier
 from pagedsim.core.request import Request
 
 Copies = dict[int, int]
@@ -17,21 +16,6 @@ Copies = dict[int, int]
 
 Pairs = Sequence[tuple[int, int]]
 """Block moves between the pools, in the order of the block table: (from, to)."""
-
-
-class Place(NamedTuple):
-    """The location of a block."""
-
-    level: int
-    """0: on the GPU; 1: in the first of the memory's tiers, and so on."""
-    block: int
-
-
-class Move(NamedTuple):
-    """A block that is copied from one level to another."""
-
-    source: Place
-    target: Place
 
 
 class PrefixNode(Protocol):
@@ -102,22 +86,12 @@ class Memory(ABC):
             raise ConfigError(
                 f"cpu_blocks={self.cpu_total}: {type(self).__name__} never swaps; must be 0"
             )
-        self._tiers: Sequence[Tier] = ()
         self._saved = 0
         self._end_of: Callable[[Request], int] | None = None
         self.with_tokens = False
         """Whether the executor reports sampled tokens; set by the scheduler."""
         self.async_results = False
         """Whether tokens are reported one step late; set by the scheduler."""
-
-    @property
-    def tiers(self) -> Sequence[Tier]:
-        """The tiers below the GPU, the nearest first."""
-        return self._tiers
-
-    @tiers.setter
-    def tiers(self, tiers: Sequence[Tier]) -> None:
-        self._tiers = tiers
 
     @property
     def shared(self) -> int:
@@ -335,14 +309,6 @@ class Memory(ABC):
 
     def filled(self, request: Request, tokens: int) -> None:
         """Register the blocks of the first `tokens` tokens, whose content is there now."""
-
-    def place(self, number: int) -> Place:
-        """The location of a swapped block by its number in `Request.cpu_tables`."""
-        return Place(1, number)
-
-    def drain(self) -> list[Move]:
-        """The moves between levels decided since the last call, in order."""
-        return []
 
     @property
     def transferring(self) -> bool:

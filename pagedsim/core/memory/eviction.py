@@ -212,24 +212,14 @@ class EvictableBlocks:
 
     # What a policy is told; the order of bundles needs none of it.
 
-    def registered(
-        self,
-        blocks: Sequence[int],
-        keys: Sequence[Hashable],
-        request: Request | None,
-        priority: float,
-    ) -> None:
+    def registered(self, blocks: Sequence[int], keys: Sequence[Hashable], request: Request) -> None:
         """These blocks have content, of these keys, new or known; `request` computed it."""
 
-    def used(self, blocks: Sequence[int], request: Request | None) -> None:
+    def used(self, blocks: Sequence[int], request: Request) -> None:
         """A request uses these blocks, which others computed."""
 
     def forgotten(self, blocks: Sequence[int]) -> None:
         """These blocks have no content any more: evicted, or no longer valid."""
-
-    def priority(self, block: int) -> float:
-        """The smallest of the requests that have used a block with content; 0 if unknown."""
-        return 0.0
 
 
 class RankedBlocks(EvictableBlocks):
@@ -272,29 +262,20 @@ class RankedBlocks(EvictableBlocks):
                 self.count -= 1
         return others
 
-    def registered(
-        self,
-        blocks: Sequence[int],
-        keys: Sequence[Hashable],
-        request: Request | None,
-        priority: float,
-    ) -> None:
+    def registered(self, blocks: Sequence[int], keys: Sequence[Hashable], request: Request) -> None:
         now = self._queue.tick()
         for block, key in zip(blocks, keys, strict=True):
             if block not in self._entries:
-                entry = self._entries[block] = CachedBlock(block, key, now, priority)
+                entry = self._entries[block] = CachedBlock(block, key, now, request._priority)
                 self._queue.insert(entry, request)
 
-    def used(self, blocks: Sequence[int], request: Request | None) -> None:
+    def used(self, blocks: Sequence[int], request: Request) -> None:
         for block in blocks:
             self._queue.use(self._entries[block], request)
 
     def forgotten(self, blocks: Sequence[int]) -> None:
         for block in blocks:
             self._queue.remove(self._entries.pop(block))
-
-    def priority(self, block: int) -> float:
-        return self._entries[block].priority
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -12,8 +12,8 @@ from pagedsim.core.request import Rank, Request
 class EvictionPolicy:
     """Least recently used: the base of every other order of eviction.
 
-    A prefix cache, a tier below it and a radix tree are a pool each, and each copies the object
-    that it is given. Only entries that no request uses are evicted; the policy chooses among these.
+    A prefix cache, a radix tree and its host tier are a pool each, and each copies the object that
+    it is given. Only entries that no request uses are evicted; the policy chooses among these.
     State about content belongs under `entry.keys`, which outlive an entry: a node of a radix tree
     may be split, and both parts then have its `uses`, `created` and `priority`.
     """
@@ -41,10 +41,10 @@ class EvictionPolicy:
         return firsts[0]
 
     def inserted(self, entry: CacheEntry, request: Request | None) -> None:
-        """An entry is new; `request` computed it, or is None below the GPU."""
+        """An entry is new; `request` computed it, or is None in a host tier."""
 
     def used(self, entry: CacheEntry, request: Request | None) -> None:
-        """Another request uses it; below the GPU: it is loaded, or written again (None)."""
+        """Another request uses it; in a host tier: it is loaded, or written again (None)."""
 
     def removed(self, entry: CacheEntry, evicted: bool) -> None:
         """It is gone: evicted, or else no longer valid."""

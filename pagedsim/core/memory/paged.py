@@ -227,7 +227,7 @@ class PagedMemory(Memory):
             self._drop(table)
         request._tables = ()
         if request._cpu_tables:
-            self._give_cpu(dict.fromkeys(chain.from_iterable(request._cpu_tables)))
+            self._cpu_free += dict.fromkeys(chain.from_iterable(request._cpu_tables))
             request._cpu_tables = ()
         request._split_at = 0
 
@@ -239,19 +239,12 @@ class PagedMemory(Memory):
     def filled_blocks(self, request: Request) -> int:
         return len(set(chain.from_iterable(self._filled(request))))
 
-    def _take_cpu(self) -> int:
-        """A free CPU block; the caller has made sure that there is one."""
-        return self._cpu_free.pop()
-
-    def _give_cpu(self, blocks: Iterable[int]) -> None:
-        self._cpu_free += blocks
-
     def cpu_room(self, request: Request) -> bool:
         return self.filled_blocks(request) <= self.cpu_free
 
     def swap_out(self, request: Request, copies: Copies) -> Pairs:
         filled = self._filled(request)
-        cpu_block = {block: self._take_cpu() for block in dict.fromkeys(chain(*filled))}
+        cpu_block = {block: self._cpu_free.pop() for block in dict.fromkeys(chain(*filled))}
         self._cpu_peak = max(self._cpu_peak, self.cpu_total - self.cpu_free)
         split_at = request._split_at
         self.release(request)
@@ -265,7 +258,7 @@ class PagedMemory(Memory):
         gpu_block = dict(zip(owners, self._take(len(owners)), strict=True))
         request._tables = [[gpu_block[block] for block in table] for table in request._cpu_tables]
         request._cpu_tables = ()
-        self._give_cpu(owners)
+        self._cpu_free += owners
         again = {gpu_block[block]: count - 1 for block, count in owners.items() if count > 1}
         self._shared |= again
         self._saved += sum(again.values())
@@ -297,10 +290,7 @@ class PagedMemory(Memory):
         cpu: Counter[int] = Counter()
         for request in requests:
             cpu.update(set(chain.from_iterable(request._cpu_tables)))
-        self._check_cpu(cpu)
+        check_pool("CPU", self.cpu_total, self._cpu_free, cpu)
         if twice := [block for block, count in cpu.items() if count > 1]:
             raise IntegrityError(f"CPU blocks {twice} belong to two requests")
         check_shared(self._shared, self._saved, owners)
-
-    def _check_cpu(self, owners: Counter[int]) -> None:
-        check_pool("CPU", self.cpu_total, self._cpu_free, owners)

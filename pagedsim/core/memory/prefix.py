@@ -193,7 +193,7 @@ class PrefixMemory(PagedMemory):
 
     def _no_blocks(self) -> EvictableBlocks:
         """An empty order of eviction."""
-        if is_lru(self._eviction) and all(tier.is_lru for tier in self._tiers):
+        if is_lru(self._eviction):
             return EvictableBlocks(self.total)
         return RankedBlocks(self.total, self._eviction)
 
@@ -212,12 +212,8 @@ class PrefixMemory(PagedMemory):
         while len(oldest) < more:
             self._evictable.add([self._pins.pop()])
             oldest += self._evictable.pop(1)
-        self._evict(oldest)
+        self._forget(oldest)
         return super()._take(count - more) + oldest if self._free else oldest
-
-    def _evict(self, blocks: Sequence[int]) -> None:
-        """Cached blocks are reused."""
-        self._forget(blocks)
 
     def _drop(self, blocks: list[int]) -> None:
         # The tail is evicted first: the beginning of a prompt is what others may share.
@@ -243,7 +239,7 @@ class PrefixMemory(PagedMemory):
         """Register blocks `start` to `end` of a request's table, unless they are already."""
         self._changes += self._index.register(table, keys, start, end)
         blocks, keys = table[start:end], keys[start:end]
-        self._evictable.registered(blocks, keys, request, request._priority)
+        self._evictable.registered(blocks, keys, request)
         if self._where is not None:
             self._add_to_index(keys, self._where)
 

@@ -10,7 +10,7 @@ store may still read them: that is flushed as soon as one of them is given to an
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple, SupportsIndex
 
@@ -30,6 +30,7 @@ from pagedsim.core.offload.eviction import ORDERS, WRITING, ChunkEviction, HostC
 from pagedsim.core.offload.fences import Fences
 from pagedsim.core.offload.host import HostTier
 from pagedsim.core.offload.lower import LowerTier
+from pagedsim.core.offload.prices import HOST, LoadPrices, worth_loading
 from pagedsim.core.offload.promotions import MISS, UNKNOWN, LowerTiers
 from pagedsim.core.offload.record import Found, Lookup, OffloadStep
 from pagedsim.core.plan import StepPlan, sampled_in
@@ -73,6 +74,7 @@ class OffloadConnector:
         sync_tokens: SupportsIndex = 0,
         tiers: Sequence[LowerTier] = (),
         protect_promoted: object = False,
+        prices: LoadPrices | None = None,
     ) -> None:
         """`chunks` is the capacity of the host tier, in chunks of `blocks_per_chunk` GPU blocks.
 
@@ -81,6 +83,7 @@ class OffloadConnector:
         step waits for loads of `sync_tokens` tokens in all, and computes with them; the others are
         waited for by their requests alone. `tiers` are below the host tier; `protect_promoted`:
         what came up from them is not evicted for more of it before its request has been loaded.
+        With `prices`, what is cheaper to compute is not loaded.
         """
         capacity = require_whole("chunks", chunks, 1)
         self.blocks_per_chunk = require_whole("blocks_per_chunk", blocks_per_chunk, 1)
@@ -100,6 +103,7 @@ class OffloadConnector:
             )
         self._make_host = partial(_host_tier, capacity, eviction, threshold, tracked)
         self._tiers = tuple(tiers)
+        self._prices = prices
         self._number = 0  # of the next job
         self._reset()
 
@@ -294,6 +298,9 @@ class OffloadConnector:
             return 0, ""
         first = hit // size
         names = self._names(account.request, last)[first:]
+        if self._prices is not None:
+            sources = [*self._sources(names, account)]
+            names = names[: worth_loading(self._prices, sources, size, hit - first * size)]
         found = self._find(names, first, account)
         if found == DEFERRED:
             return DEFERRED, "pending"
@@ -303,6 +310,16 @@ class OffloadConnector:
         if self._caching and not self._loading.isdisjoint(names[:found]):
             return DEFERRED, "loading"
         return end - hit, ""
+
+    def _sources(self, names: Sequence[Hashable], account: Account) -> Iterator[int]:
+        """The tiers of a request's chunks, up to the first that none has."""
+        for key in names:
+            if key in self.host.chunks:
+                yield HOST
+            elif (tier := self.lower.holder(key, account, self._now)) is not None:
+                yield tier
+            else:
+                return
 
     def host_tokens(self, request: Request, cached: int) -> int:
         """Tokens of a request behind its `cached` ones that the host tier has, for routers."""

@@ -73,6 +73,13 @@ class LowerTiers:
             for key in account.lower:
                 self._unread.pop(key, None)
 
+    def holder(self, key: Hashable, account: Account, now: float) -> int | None:
+        """The first tier that has a chunk, or may have it."""
+        for number, tier in enumerate(self.tiers):
+            if tier.find(key, account.request._id, now) is not False:
+                return number
+        return None
+
     def collect_once(self, now: float, step: OffloadStep) -> None:
         """Collect jobs, if that has not been done in this step."""
         if not self._collected:

@@ -6,15 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from pagedsim.core.errors import ConfigError, require_number, require_whole, shown
+from pagedsim.core.errors import ConfigError, require_number, require_whole, shown, unknown
 from pagedsim.core.memory import Memory
 from pagedsim.core.offload.connector import OffloadConnector
 from pagedsim.core.offload.lower import LowerTier
+from pagedsim.core.offload.prices import LoadPrices
 
 if TYPE_CHECKING:
     from pagedsim.core.batching import Batching
 
 GIB = 1 << 30
+LOADS = ("always", "cheaper")
+"""Whether all that is in host memory and below is loaded, or what is cheaper than to compute it."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,8 @@ class VLLMOffload(Offload):
     prompt_only: bool = True
     sync_tokens: int = 0
     protect_promoted: bool = False
+    load: str | LoadPrices = "always"
+    """One of `LOADS`; a driver puts its prices in the place of `cheaper`."""
     tiers: Mapping[str, Any] | tuple[LowerTier, ...] = field(default_factory=dict)
     """Below host memory: settings by name, in whose place a driver puts what it has of them."""
 
@@ -65,6 +70,8 @@ class VLLMOffload(Offload):
         for name in ("chunks", "chunk_tokens"):
             if (value := getattr(self, name)) is not None:
                 require_whole(name, value, 1)
+        if not (self.load in LOADS or hasattr(self.load, "load_seconds")):
+            raise unknown("load", str(self.load), LOADS)
         lower = isinstance(self.tiers, tuple) and all(isinstance(t, LowerTier) for t in self.tiers)
         if not (lower or isinstance(self.tiers, Mapping)):
             raise ConfigError(f"tiers={shown(self.tiers)}: must be a mapping of names to settings")
@@ -91,6 +98,8 @@ class VLLMOffload(Offload):
     def connector(self, block_size: int, groups: int = 1) -> OffloadConnector:
         if self.chunks is None:
             raise ConfigError("offload: needs chunks, or a model, by whose blocks gib is divided")
+        if self.load == "cheaper":
+            raise ConfigError("offload.load=cheaper: must be always, or in the simulator")
         tiers = self.tiers
         if isinstance(tiers, Mapping):
             for name, tier in tiers.items():
@@ -112,6 +121,7 @@ class VLLMOffload(Offload):
             sync_tokens=self.sync_tokens,
             protect_promoted=self.protect_promoted,
             tiers=tiers,
+            prices=None if isinstance(self.load, str) else self.load,
         )
 
     def note(self, block_size: int, longest: int) -> str | None:
