@@ -26,13 +26,15 @@ STUDIES = (
     *("paper_fig18", "paper_fig19"),
     *("chunk_budget", "past_future", "size_based", "policy_zoo", "agents", "kv_tiers"),
     *("fcfs_vs_priority", "preemption", "swap_vs_recompute", "offload_or_recompute"),
-    *("offload_gains", "block_sizes", "capacity", "tune"),
+    *("offload_policies", "offload_gains", "block_sizes", "capacity", "tune"),
     *("placement", "early_rejection", "cheapest_fleet", "prefix_routing", "staleness", "migration"),
     *("servers", "fairness", "truth"),
 )
 """Experiments whose results are committed, in the order of the index."""
 SENTENCES = 2
 """Of each finding in the index."""
+TRACED = ("offload_or_recompute", "offload_policies")
+"""Studies that read traces/, which the folder must have in which they are made."""
 RECORDS = ("truth",)
 """Studies whose rows are kept, too, in comparison.csv.gz."""
 _HEAD = """# Findings
@@ -51,6 +53,9 @@ def main(words: Sequence[str] | None = None) -> None:
         if name not in STUDIES:
             parser.error(f"{name}: must be one of {', '.join(STUDIES)}")
     for name in chosen or STUDIES:
+        if name in TRACED and not Path("traces").is_dir():
+            print(f"{name}: stays as it is: there is no traces/, see conf/experiment/{name}.yaml")
+            continue
         with tempfile.TemporaryDirectory() as scratch:
             folder = run(name, Path(scratch) / "run")
             keep(folder, RESULTS / name)
