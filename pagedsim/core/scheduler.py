@@ -41,6 +41,7 @@ from pagedsim.core.policy import Arrived, Policy, Preemption, overrides
 from pagedsim.core.policy_validation import validate_policy, validate_preemption
 from pagedsim.core.queues import Queues
 from pagedsim.core.request import Request, RequestId, State
+from pagedsim.core.transfers import TransferSource
 
 _by_seat = attrgetter("_seat")
 _NEW: Final = State.NEW
@@ -133,6 +134,7 @@ class Scheduler:
         self.lasting_plans = True
         """Whether a plan's `decodes` may be read after it has been committed. A driver that never
         does so saves time by clearing it."""
+        self.transfer_source: TransferSource = memory if connector is None else connector
         self.offloads = connector is not None or memory.begins_transfers
         """Whether plans may have transfers between the GPU and a host tier."""
         self._in_order = memory.in_order_of_results
@@ -182,16 +184,12 @@ class Scheduler:
     def transferring(self) -> bool:
         """Whether any transfer is in flight, or a step is still to tell the host tier of a request
         that has ended: steps go on until then, empty ones too."""
-        connector = self.queues.connector
-        return connector.transferring if connector is not None else self.memory.transferring
+        return self.transfer_source.transferring
 
     @property
     def host_blocks(self) -> int:
         """Blocks that the host tier has room for."""
-        connector = self.queues.connector
-        if connector is None:
-            return self.memory.host_total
-        return connector.host.capacity * connector.blocks_per_chunk
+        return self.transfer_source.host_total
 
     @property
     def looks_back(self) -> bool:
@@ -449,18 +447,13 @@ class Scheduler:
         """
         self.queues._now = now
         self.queues.disturbed = True  # what waits for them may go on
-        if (connector := self.queues.connector) is not None:
-            for request in reversed(connector.transferred(jobs, now, failed)):
-                self.queues.unhold(request)
-        else:
-            self.memory.transferred(jobs, failed)
+        for request in reversed(self.transfer_source.transferred(jobs, now, failed)):
+            self.queues.unhold(request)
         self._note_idleness(now)
 
     def host_tokens(self, request: Request, cached: int) -> int:
         """Tokens of a request behind its `cached` ones that a tier of host memory has."""
-        if (connector := self.queues.connector) is not None:
-            return connector.host_tokens(request, cached)
-        return self.memory.host_tokens(request, cached)
+        return self.transfer_source.host_tokens(request, cached)
 
     def expect_tokens(self) -> None:
         """Declare that the executor reports sampled tokens; by default its first answer decides."""

@@ -7,9 +7,9 @@ not given to anything else, unless the executor is told to wait for it first (`S
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from pagedsim.core.request import Request
 
@@ -45,6 +45,32 @@ class LowerMove(NamedTuple):
     """Of the tier, in the order of `Memory.lower_tiers`; 1: the first."""
     loads: bool
     blocks: int
+
+
+class TransferSource(Protocol):
+    """What decides on transfers: a connector, or a memory that begins them itself."""
+
+    @property
+    def transferring(self) -> bool:
+        """Whether any transfer is in flight, or the end of a request is still to be noted by a
+        step."""
+
+    @property
+    def unbegun(self) -> bool:
+        """Whether there is something to do for the next step, be it an empty one."""
+
+    @property
+    def host_total(self) -> int:
+        """Blocks that the host tier has room for."""
+
+    def host_tokens(self, request: Request, cached: int) -> int:
+        """Tokens of a request behind its `cached` ones that the host tier has."""
+
+    def transferred(
+        self, jobs: Iterable[int], now: float, failed: Collection[int]
+    ) -> Sequence[Request]:
+        """These transfers have ended, in this order, and of those that `failed` nothing was copied;
+        returns the holding requests that cannot be loaded."""
 
 
 class EndedCopy(NamedTuple):

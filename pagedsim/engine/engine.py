@@ -315,9 +315,8 @@ class LLMEngine:
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has anything to do."""
         scheduler = self.scheduler
-        connector, memory = scheduler.queues.connector, scheduler.memory
-        untold = memory.unbegun or (connector is not None and connector.untold)
-        return bool(scheduler.unfinished or self._oldest or untold)
+        unbegun = scheduler.transfer_source.unbegun
+        return bool(scheduler.unfinished or self._oldest or unbegun)
 
     def get_num_unfinished_requests(self) -> int:
         return self.scheduler.unfinished

@@ -257,7 +257,9 @@ class HiCache(RadixMemory):
         flushed, self._flushed = self._flushed, []
         return begun, flushed
 
-    def transferred(self, jobs: Iterable[int], failed: Collection[int] = ()) -> None:
+    def transferred(
+        self, jobs: Iterable[int], now: float, failed: Collection[int]
+    ) -> Sequence[Request]:
         for job in jobs:
             if job not in self._under_way:
                 raise PlanError(
@@ -266,6 +268,7 @@ class HiCache(RadixMemory):
             self._end_all(self._under_way.pop(job))
         if failed:
             self._lose_host()
+        return ()
 
     def _end_all(self, copies: Iterable[Copy]) -> None:
         for copy in copies:

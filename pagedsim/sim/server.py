@@ -93,7 +93,7 @@ class Server:
         self.copy_seconds = copy_seconds
         self.transfers = transfers
         self.storage = storage
-        self.connector = scheduler.queues.connector
+        self.source = scheduler.transfer_source
         self.memory = scheduler.memory
         if scheduler.offloads and transfers is None:
             raise ConfigError("offload: a simulated server needs transfers")
@@ -177,7 +177,7 @@ class Server:
             now = environment.now
             self._stuck = False
             while True:
-                if (self._stuck or not requests) and not self._untold:
+                if (self._stuck or not requests) and not self.source.unbegun:
                     woken = yield from self._sleep(now)
                     if woken is None:
                         break
@@ -211,11 +211,6 @@ class Server:
             self.scheduler.raise_if_deadlocked(now)
         except StopIteration as error:
             raise stopped(error) from error
-
-    @property
-    def _untold(self) -> bool:
-        """Whether an empty step is to be planned after the end of a request."""
-        return self.memory.unbegun or (self.connector is not None and self.connector.untold)
 
     def _plan(self, now: float) -> StepPlan:
         """The next step; what it, and the arrivals before it, ask of the storage begins now."""
@@ -475,7 +470,7 @@ class AheadServer(Server):
             self._stuck = False
             while True:
                 if current is None:
-                    if (self._stuck or not scheduler.unfinished) and not self._untold:
+                    if (self._stuck or not scheduler.unfinished) and not self.source.unbegun:
                         woken = yield from self._sleep(now)
                         if woken is None:
                             break

@@ -321,10 +321,14 @@ class Memory(ABC):
         """Whether transfers are to begin with the next step, be it an empty one."""
         return False
 
-    def transferred(self, jobs: Iterable[int], failed: Collection[int] = ()) -> None:
-        """These transfers have ended, in this order; of those that `failed` nothing was copied."""
+    def transferred(
+        self, jobs: Iterable[int], now: float, failed: Collection[int]
+    ) -> Sequence[Request]:
+        """These transfers have ended, in this order, and of those that `failed` nothing was copied;
+        returns the holding requests that cannot be loaded."""
         if unknown := [*jobs]:
             raise PlanError(f"transfers {unknown} have ended that were never begun")
+        return ()
 
     def queued(self, request: Request) -> None:
         """A request waits from now on: what is kept of its tokens elsewhere may be fetched."""

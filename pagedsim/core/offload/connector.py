@@ -151,9 +151,14 @@ class OffloadConnector:
         return bool(self.jobs or self._ended or self.lower.jobs)
 
     @property
-    def untold(self) -> bool:
+    def unbegun(self) -> bool:
         """Whether the next step, though empty, stores what a request has left or notes its end."""
         return bool(self._ended)
+
+    @property
+    def host_total(self) -> int:
+        """Blocks that the host tier has room for."""
+        return self.host.capacity * self.blocks_per_chunk
 
     @property
     def kept(self) -> Sequence[Placeholder]:
