@@ -1,10 +1,14 @@
 """Speed of the simulator.
 
     python -m pagedsim.experiments.benchmarks.simulator [--trace conv_poisson_4.5rps_10000.csv]
+    python -m pagedsim.experiments.benchmarks.simulator offloading [--requests 4000]
     python -m pagedsim.experiments.benchmarks.simulator scale [--requests 1000 10000 100000 1000000]
 
 The first runs the event loop with a record of every step and request; without a trace it draws
 requests of the same mean lengths and rate. Times are the processor's.
+
+`offloading` compares a step with `offload=vllm` to one without, in conversations of which the GPU
+cannot keep all: requests take other steps then, so the ratio is of seconds a step.
 
 `scale` runs what a study does with a run: simulate, make tables, summarise and write them, on a
 saturated, a busy and a calm server. Each line is from a process of its own; peak MB is its memory.
@@ -28,6 +32,7 @@ from pagedsim.experiments.benchmarks.harness import (
     Cost,
     cost_cells,
     cost_of,
+    cpu_seconds,
     in_turns,
     main_of,
     parse,
@@ -117,17 +122,54 @@ def cases(path: str | None, requests: int) -> dict[str, Words]:
     source = ("workload=trace", f"workload.path={path}") if path else drawn
     talk = (*source, f"workload.requests={requests}", "workload.max_len=4096")
     name = "conversation trace" if path else "conversation, drawn"
-    turns = ("workload=chat_sessions", "workload.rate=1.1", "memory=prefix", *lengths(250))
-    sessions = (f"workload.sessions={max(1, requests // 4)}", "workload.think=15")
     displacing = ("policy=priority", "policy.displace=true", "workload.priority={0:0.2,1:0.8}")
     return {
         name: talk,
         f"{name}, step by step": (*talk, "backend.fast_forward=false"),
         f"{name}, a step ahead": (*talk, "server.async_scheduling=true"),
         f"{name}, priority displaces": (*talk, *displacing),
-        "conversations, prefix cache": (*turns, *sessions, "workload.prefixes=null"),
+        "conversations, prefix cache": conversations(requests),
         "154 in, 312 out, 1000/s": short(requests, 154, 312, 1000),
     }
+
+
+def conversations(requests: int) -> Words:
+    """Sessions of about four turns, with a prefix cache."""
+    turns = ("workload=chat_sessions", "workload.rate=1.1", "memory=prefix", *lengths(250))
+    sessions = (f"workload.sessions={max(1, requests // 4)}", "workload.think=15")
+    return (*turns, *sessions, "workload.prefixes=null")
+
+
+# -- offloading ------------------------------------------------------------------------------------
+
+
+def offloading(words: Sequence[str]) -> None:
+    """Print the cost of a step with offloading and without."""
+    asked = parse(__doc__, words, {"--requests": 4_000, "--rounds": 5})
+    load = (*conversations(asked.requests), "batching=unified")
+    kinds = {"fast-forwarded": (), "step by step": ("backend.fast_forward=false",)}
+    arms = {
+        (kind, offload): (*load, *more, f"offload={offload}")
+        for kind, more in kinds.items()
+        for offload in ("none", "vllm")
+    }
+    workload, steps = run_of(load).workload(), dict[tuple[str, str], int]()
+
+    def seconds(arm: tuple[str, str]) -> float:
+        run, recorders = run_of(arms[arm]).prepare(), list[Recorder]()
+        took = cpu_seconds(lambda: recorders.append(serve(run, workload)))
+        steps[arm] = recorders[0].steps().num_rows
+        return took / steps[arm]
+
+    costs, rows = in_turns({arm: partial(seconds, arm) for arm in arms}, asked.rounds), []
+    for kind in kinds:
+        without, with_tier = (costs[kind, offload] for offload in ("none", "vllm"))
+        ratio = median(b / a for a, b in zip(without, with_tier, strict=True))
+        each = [f"{median(some) * 1e6:.1f}" for some in (without, with_tier)]
+        counts = [f"{steps[kind, offload]:,}" for offload in ("none", "vllm")]
+        rows.append([kind, *counts, *each, f"{ratio:.2f}"])
+    print(f"{asked.requests:,} requests in conversations; {built()}\n")
+    print(table(["", "steps", "with offloading", "µs a step", "with offloading", "×"], rows))
 
 
 # -- a whole run, by the number of requests --------------------------------------------------------
@@ -173,4 +215,4 @@ def whole_run(run: BackendRun, workload: Workload) -> int:
     return steps.num_rows
 
 
-main = main_of(__name__, loop, scale)
+main = main_of(__name__, loop, offloading, scale)

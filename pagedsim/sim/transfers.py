@@ -62,6 +62,8 @@ class Transfers:
 
     def begin(self, plan: StepPlan, now: float) -> float:
         """A step would begin now; returns when it can, as some transfers must have ended before."""
+        if not plan._transfers and not plan._flushed:  # as most steps
+            return now
         flushed = set(plan._flushed)
         begin = now
         for transfer in plan._transfers:
@@ -105,6 +107,8 @@ class Transfers:
 
     def computed(self, plan: StepPlan, end: float) -> None:
         """A step ends then, and what it stores is there."""
+        if not plan._transfers:
+            return
         flushed = set(plan._flushed)
         for transfer in plan._transfers:
             if transfer.direction is Direction.STORE and not (

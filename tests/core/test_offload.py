@@ -340,7 +340,7 @@ def test_a_crash_loses_the_host_tier() -> None:
 def test_lost_pins_and_places_are_noticed() -> None:
     sut, _, _ = load_in_flight()
     chunk = next(iter(connector(sut).host.chunks.values()))
-    connector(sut).host.unpin(chunk)
+    connector(sut).host.unpin([chunk])
     with pytest.raises(IntegrityError, match="host tier"):
         sut.check()
 

@@ -259,8 +259,8 @@ class Case:
         connector = scheduler.queues.connector
         while self.engine.copying:
             self.engine.collect(1.0)
-            if connector is not None:
-                connector.lower.collect(0.0, connector.step)
+        if connector is not None:  # which the next plan would do
+            connector.lower.collect(0.0, connector.step)
         assert scheduler.memory.free == scheduler.memory.total
         assert not scheduler.transferring and not self.engine.copying
         assert not any(bus.waiting for bus in self.buses)

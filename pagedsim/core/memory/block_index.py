@@ -138,6 +138,11 @@ class BlockIndex:
     def discard(self, blocks: Sequence[int]) -> list[Hashable]:
         """These blocks have no content any more; returns the keys that no other block has."""
         gone: list[Hashable] = []
+        if len(blocks) == 1:  # as most often while requests decode
+            if (chain := self.chain_of[blocks[0]]) is not None:
+                gone = self._discard_one(blocks[0], chain)
+                self.chain_of[blocks[0]] = None
+            return gone
         blocks, at = list(blocks), 0
         while at < len(blocks):
             chain = self.chain_of[blocks[at]]
@@ -161,7 +166,9 @@ class BlockIndex:
             key = self._key_of_copy.pop(block)
             self.copies[key].remove(block)
         else:
-            at = chain.blocks.index(block)
+            at = len(chain.blocks) - 1
+            if chain.blocks[at] != block:
+                at = chain.blocks.index(block)
             key = chain.keys[at]
             if key not in self.copies:
                 self._cut(self._split(chain, at + 1), 1)

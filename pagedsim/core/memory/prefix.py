@@ -16,6 +16,7 @@ from array import array
 from bisect import bisect_left
 from collections import OrderedDict, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, ClassVar, Final, SupportsIndex, TypeVar
 
@@ -127,6 +128,7 @@ class _LongRuns:
 _long_runs: Final = _LongRuns(1 << 19)
 
 
+@lru_cache(1 << 14)
 def _name(before: int, start: int, stream: int) -> int:
     """Of a run of a stream that begins there in a text; `before` is the name of the run before."""
     content = b"%d %d %d" % (before, start, stream)

@@ -399,7 +399,8 @@ class OffloadConnector:
         account.mark = end
         at = account.hit // self.block_size
         blocks = request._tables[0][at : end * self.blocks_per_chunk]
-        places = self._places(chunks)[at - first * self.blocks_per_chunk :]
+        places = self._blocks([chunk.place for chunk in chunks])
+        places = places[at - first * self.blocks_per_chunk :]
         load = self._begin(account, Direction.LOAD, chunks, blocks, places, wait)
         self._loads.append(load)
         if wait:
@@ -412,21 +413,22 @@ class OffloadConnector:
 
     def _note_sources(self, account: Account, names: Sequence[Hashable], first: int) -> None:
         """Record where the tokens of a request come from."""
-        size, host = self.chunk_size, 0
-        lower = [0] * len(self.lower.tiers)
-        for place, key in enumerate(names, first):
-            tokens = size - max(account.hit - place * size, 0)
-            if (number := account.lower.get(key)) is None:
-                host += tokens
-            else:
-                lower[number] += tokens
-        self.step.found.append(Found(account.request._id, account.hit, host, lower))
-        account.request._loaded, account.request._stored = host + sum(lower), sum(lower)
+        size, lower = self.chunk_size, [0] * len(self.lower.tiers)
+        loaded = (first + len(names)) * size - account.hit if names else 0
+        if account.lower:
+            for place, key in enumerate(names, first):
+                if (number := account.lower.get(key)) is not None:
+                    lower[number] += size - max(account.hit - place * size, 0)
+        below = sum(lower)
+        self.step.found.append(Found(account.request._id, account.hit, loaded - below, lower))
+        account.request._loaded, account.request._stored = loaded, below
 
-    def _places(self, chunks: Sequence[HostChunk]) -> list[int]:
-        """The host blocks of chunks."""
+    def _blocks(self, numbers: list[int]) -> list[int]:
+        """The blocks of chunks by their numbers, in host memory or in a request."""
         per = self.blocks_per_chunk
-        return [chunk.place * per + block for chunk in chunks for block in range(per)]
+        if per == 1:
+            return numbers
+        return [number * per + block for number in numbers for block in range(per)]
 
     def _begin(
         self,
@@ -505,10 +507,9 @@ class OffloadConnector:
         account.mark = count
         if not chunks:
             return None
-        per = self.blocks_per_chunk
-        firsts = [offered[chunk.key] * per for chunk in chunks]
-        blocks = [table[first + block] for first in firsts for block in range(per)]
-        return self._begin(account, Direction.STORE, chunks, blocks, self._places(chunks))
+        blocks = [table[n] for n in self._blocks([offered[chunk.key] for chunk in chunks])]
+        places = self._blocks([chunk.place for chunk in chunks])
+        return self._begin(account, Direction.STORE, chunks, blocks, places)
 
     # -- ends --------------------------------------------------------------------------------------
 
@@ -574,14 +575,12 @@ class OffloadConnector:
             job = self.jobs.pop(number)
             account = job.account
             if job.direction is Direction.STORE:
-                for chunk in job.chunks:
-                    self.host.written(chunk)
+                self.host.written(job.chunks)
                 if number not in failed:
                     self.step.cascades += self.lower.cascade(account, job.chunks, now)
                 self._fences.remove(number, job.blocks)
             else:
-                for chunk in job.chunks:
-                    self.host.unpin(chunk)
+                self.host.unpin(job.chunks)
                 self._loading.difference_update(chunk.key for chunk in job.chunks)
                 if (placeholder := self._lingering.pop(number, None)) is not None:
                     freed.append(placeholder)

@@ -14,6 +14,21 @@ from pagedsim.core.offload.account import Account
 WRITING: Final = -1
 
 
+class Group:
+    """The chunks that one request accessed last of all, by their places in it."""
+
+    __slots__ = ("chunks", "last", "number", "sorted")
+
+    def __init__(self, number: int) -> None:
+        self.number = number  # the time of the access
+        self.chunks: dict[int, HostChunk] = {}
+        self.last = 0  # the highest place so far
+        self.sorted = True  # whether they are in order of their places
+
+
+_NONE: Final = Group(0)
+
+
 class HostChunk:
     """A chunk in the host tier."""
 
@@ -23,7 +38,7 @@ class HostChunk:
         self.key = key
         self.place = place  # its number among the places of the tier
         self.readers = WRITING  # transfers that read it; WRITING: its content is not there yet
-        self.group = 0  # of LRU, and its place in it
+        self.group = _NONE  # of LRU, and its place in it
         self.index = 0
 
 
@@ -71,8 +86,7 @@ class LRU(ChunkEviction):
 
     def __init__(self) -> None:
         self._time = 0
-        self._groups: dict[int, dict[int, HostChunk]] = {}  # by time; none is empty
-        self._unsorted: set[int] = set()  # those whose places are not in order
+        self._groups: dict[int, Group] = {}  # by number; none is empty
         self._oldest: list[int] = []  # a heap of the groups, and of some that are gone
 
     def _number(self, account: Account) -> int:
@@ -84,37 +98,47 @@ class LRU(ChunkEviction):
     def _put(self, chunk: HostChunk, number: int, index: int) -> None:
         group = self._groups.get(number)
         if group is None:
-            self._groups[number] = {index: chunk}
+            group = self._groups[number] = Group(number)
             heappush(self._oldest, number)
+        if index < group.last:
+            group.sorted = False
         else:
-            if index < next(reversed(group)):
-                self._unsorted.add(number)
-            group[index] = chunk
-        chunk.group, chunk.index = number, index
+            group.last = index
+        group.chunks[index] = chunk
+        chunk.group, chunk.index = group, index
 
     def insert(self, chunk: HostChunk, account: Account) -> None:
         self._put(chunk, self._number(account), account.accessed[chunk.key])
 
     def remove(self, chunk: HostChunk) -> None:
-        group = self._groups[chunk.group]
-        del group[chunk.index]
-        if not group:
-            del self._groups[chunk.group]
-            self._unsorted.discard(chunk.group)
+        group = chunk.group
+        del group.chunks[chunk.index]
+        if not group.chunks:
+            del self._groups[group.number]
+
+    def _move(self, chunks: Sequence[HostChunk], number: int) -> None:
+        """Put chunks into the group of that number; they keep their places, as a key has one."""
+        group = chunks[0].group if chunks else _NONE
+        if (
+            len(chunks) == len(group.chunks) > 0
+            and number not in self._groups
+            and all(chunk.group is group for chunk in chunks)
+        ):  # a whole group, as that of the turn before
+            del self._groups[group.number]
+            group.number, self._groups[number] = number, group
+            heappush(self._oldest, number)
+            return
+        for chunk in chunks:
+            self.remove(chunk)
+            self._put(chunk, number, chunk.index)
 
     def access(self, chunks: Sequence[HostChunk], account: Account) -> None:
-        number, places = self._number(account), account.accessed
-        for chunk in chunks:
-            if chunk.group < number:
-                self.remove(chunk)
-                self._put(chunk, number, places[chunk.key])
+        number = self._number(account)
+        self._move([chunk for chunk in chunks if chunk.group.number < number], number)
 
     def finish(self, chunks: Sequence[HostChunk], account: Account) -> None:
         self._time += 1
-        places = account.accessed
-        for chunk in reversed(chunks):
-            self.remove(chunk)
-            self._put(chunk, self._time, places[chunk.key])
+        self._move(chunks[::-1], self._time)
 
     def choose(self, count: int, protected: Collection[Hashable]) -> Sequence[HostChunk] | None:
         chosen: list[HostChunk] = []
@@ -124,10 +148,10 @@ class LRU(ChunkEviction):
             if number not in self._groups or number in looked_at[-1:]:
                 continue
             looked_at.append(number)
-            if number in self._unsorted:
-                self._unsorted.remove(number)
-                self._groups[number] = dict(sorted(self._groups[number].items()))
-            for chunk in reversed(self._groups[number].values()):
+            group = self._groups[number]
+            if not group.sorted:
+                group.chunks, group.sorted = dict(sorted(group.chunks.items())), True
+            for chunk in reversed(group.chunks.values()):
                 if not chunk.readers and chunk.key not in protected:
                     chosen.append(chunk)
                     if len(chosen) == count:

@@ -70,14 +70,17 @@ class HostTier:
         self.reading += not chunk.readers
         chunk.readers += 1
 
-    def unpin(self, chunk: HostChunk) -> None:
-        chunk.readers -= 1
-        self.reading -= not chunk.readers
+    def unpin(self, chunks: Sequence[HostChunk]) -> None:
+        """A transfer that read chunks has ended."""
+        for chunk in chunks:
+            chunk.readers -= 1
+            self.reading -= not chunk.readers
 
-    def written(self, chunk: HostChunk) -> None:
-        """A chunk's content is there."""
-        chunk.readers = 0
-        self.writing -= 1
+    def written(self, chunks: Sequence[HostChunk]) -> None:
+        """The content of chunks is there."""
+        for chunk in chunks:
+            chunk.readers = 0
+        self.writing -= len(chunks)
 
     def drop(self, chunk: HostChunk) -> None:
         """A copy of a chunk has failed: it is not here, unless another transfer still reads it."""
@@ -88,18 +91,17 @@ class HostTier:
 
     def access(self, keys: Mapping[Hashable, int], reused: Iterable[Hashable], by: Account) -> None:
         """A request uses chunks, at these places in it; those `reused` were ready."""
-        new = [key for key in keys if key not in by.accessed]
-        for key in new:
-            by.accessed[key] = keys[key]
-        if new:
-            here = [self.chunks[key] for key in new if key in self.chunks]
-            self.order.access(here, by)
-        by.reused.update(key for key in reused if key not in by.inserted)
+        accessed, inserted, chunks = by.accessed, by.inserted, self.chunks
+        if new := {key: at for key, at in keys.items() if key not in accessed}:
+            accessed.update(new)
+            self.order.access([chunks[key] for key in new if key in chunks], by)
+        by.reused.update([key for key in reused if key not in inserted])
 
     def finish(self, account: Account) -> None:
         """A request has ended, and offers nothing more."""
-        keys = sorted(account.accessed, key=account.accessed.__getitem__, reverse=True)
-        self.order.finish([self.chunks[key] for key in keys if key in self.chunks], account)
+        chunks, accessed = self.chunks, account.accessed
+        keys = sorted([key for key in accessed if key in chunks], key=accessed.__getitem__)
+        self.order.finish([chunks[key] for key in reversed(keys)], account)
 
     def offer(
         self,
@@ -119,8 +121,11 @@ class HostTier:
             by.offered_before.update(new)
         chunks = self.chunks
         ready = [key for key in offered if key in chunks and chunks[key].readers != WRITING]
-        used = {*wanted, *ready}
-        self.access({key: at for key, at in offered.items() if key in used}, ready, by)
+        used = offered
+        if len(wanted) + len(ready) < len(offered):
+            either = {*wanted, *ready}
+            used = {key: at for key, at in offered.items() if key in either}
+        self.access(used, ready, by)
         if not self._make_room(len(wanted), protected or offered):
             return None
         by.inserted.update(wanted)
@@ -128,7 +133,8 @@ class HostTier:
 
     def _wanted(self, offered: Iterable[Hashable]) -> list[Hashable]:
         """Those that are not here, and offered often enough."""
-        absent = [key for key in offered if key not in self.chunks]
+        chunks = self.chunks
+        absent = [key for key in offered if key not in chunks]
         if self._tracker is None:
             return absent
         often = [key for key in absent if self._tracker.offers(key) >= self.threshold]

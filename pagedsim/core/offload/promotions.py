@@ -93,9 +93,9 @@ class LowerTiers:
                 step.collected.append(number)
                 job = self.jobs.pop(number)
                 lost = job.up and tier.failed(number)
-                for chunk in job.chunks:
-                    (self._host.written if job.up else self._host.unpin)(chunk)
-                    if lost:
+                (self._host.written if job.up else self._host.unpin)(job.chunks)
+                if lost:
+                    for chunk in job.chunks:
                         self._host.drop(chunk)
 
     def promote(self, now: float, step: OffloadStep) -> None:

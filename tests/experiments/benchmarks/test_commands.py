@@ -21,6 +21,7 @@ SMALLEST = {
     "scheduler steps": "--running 2 --steps 3 --rounds 1",
     "scheduler policies": "--running 4 --waiting 8 --steps 3 --rounds 1",
     "simulator loop": "--requests 5 --rounds 1",
+    "simulator offloading": "--requests 5 --rounds 1",
     "table": "",
     "kernels swap": QUICK,
     "kernels": QUICK,
