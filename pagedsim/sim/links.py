@@ -45,10 +45,6 @@ class Link:
         self._read_until = _end(self._read, size, max(now, self._read_until))
         return self._read_until
 
-    def clear(self) -> None:
-        """Nothing is under way."""
-        self._read_until = self._write_until = 0.0
-
 
 def _end(way: Way, size: float, begin: float) -> float:
     return begin + way.latency + size / way.rate
