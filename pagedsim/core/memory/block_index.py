@@ -139,9 +139,15 @@ class BlockIndex:
         """These blocks have no content any more; returns the keys that no other block has."""
         gone: list[Hashable] = []
         if len(blocks) == 1:  # as most often while requests decode
-            if (chain := self.chain_of[blocks[0]]) is not None:
-                gone = self._discard_one(blocks[0], chain)
-                self.chain_of[blocks[0]] = None
+            block = blocks[0]
+            chain = self.chain_of[block]
+            assert chain is not None, "it has no content"
+            if self.copies or chain.blocks[-1] != block or len(chain.keys) == 1:
+                gone = self._discard_one(block, chain)
+            else:
+                chain.blocks.pop()
+                gone = [chain.keys.pop()]
+            self.chain_of[block] = None
             return gone
         blocks, at = list(blocks), 0
         while at < len(blocks):
