@@ -459,7 +459,9 @@ class LLMEngine:
                 self._complete(current.plan, start, outcome, outputs)
                 self._oldest = following
                 if self.copying:
-                    self._report(self._ended(current.plan.flushed), waited=False)
+                    # What ends below beside an idle step ends in the pause after it.
+                    ended = self.runner.copies.ended if self.stuck else self._ended
+                    self._report(ended(current.plan.flushed), waited=False)
                 self._rests = self.stuck or not self.has_unfinished_requests()
         except BaseException as error:
             # E.g. Ctrl-C: end the step's requests. After a RankError no request can be served.

@@ -160,8 +160,8 @@ class _Ends(Transfers):
         following = self._step + 1
         if not 0 < following < len(self._starts):
             return inf
-        ends = self._after, self._with_below, self._after_below
-        return self._starts[following] if any(jobs[self._step] for jobs in ends) else inf
+        waits = self._after[self._step] or self._after_below[self._step]
+        return self._starts[following] if waits else inf
 
     def ended(self, now: float) -> list[int]:
         at_end, self._at_end = self._at_end, False
