@@ -107,13 +107,16 @@ class Shadow(HostCopies):
 
     def _begin(self, copy: HostCopy, lane: int) -> None:
         names = self.named[copy.job] = self._names(copy)
-        if copy.direction is Direction.STORE and names:
-            for name, (gpu, _) in zip(names, copy.pairs, strict=True):
-                content = self._cache.gpu[gpu].clone()
-                if name in self.contents and name[0] != "place":
-                    torch.testing.assert_close(content, self.contents[name])
-                self.contents[name] = content
+        ends = self._cache.gpu, self._cache.cpu
+        source = ends[copy.direction is Direction.LOAD]
+        contents = [source[place].clone() for place, _ in copy.pairs]
         super()._begin(copy, lane)
+        if copy.direction is Direction.LOAD or not names or self._jobs[copy.job].error:
+            return
+        for name, content in zip(names, contents, strict=True):
+            if name in self.contents and name[0] != "place":
+                torch.testing.assert_close(content, self.contents[name])
+            self.contents[name] = content
 
     def _report(self, number: int) -> EndedCopy:
         copy, memory = self._jobs[number].copy, self.scheduler.memory
