@@ -78,6 +78,7 @@ class Simulation(BackendRun):
             "copy_seconds": copy_seconds,
             "beams": self.beams,
         }
+        """The arguments of a `Server` beside its scheduler and its costs."""
         if self.scheduler.offloads:
             copies = CopyTimes.of(replica, cost.bus_efficiency)
             connector = self.scheduler.queues.connector
@@ -86,7 +87,6 @@ class Simulation(BackendRun):
             self.settings["transfers"] = Transfers(copies, replica.model.layers, disks)
         if storage is not None and isinstance(memory := self.scheduler.memory, StoredHiCache):
             self.settings["storage"] = StorageJobs(storage, memory)
-        """The arguments of a `Server` beside its scheduler and its costs."""
 
     @property
     def entries(self) -> Sequence[Scheduler]:

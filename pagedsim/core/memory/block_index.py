@@ -57,25 +57,15 @@ class BlockIndex:
         for chain in self._chains.values():
             yield from chain.keys
 
-    def find(self, keys: Sequence[Hashable], start: int = 0) -> list[int]:
-        """Blocks of these keys from `start` on, up to the first that has none; nor has the one
-        before `start`."""
+    def find(self, keys: Sequence[Hashable]) -> list[int]:
+        """Blocks of these keys, up to the first that has none."""
         blocks: list[int] = []
+        start = 0
         while start < len(keys) and (chain := self._chains.get(keys[start])) is not None:
             count = chain.agreement(keys, start)
             blocks += chain.blocks[:count]
             start += count
         return blocks
-
-    def key(self, block: int) -> Hashable | None:
-        """Its key, if it has content."""
-        chain = self.chain_of[block]
-        if chain is None:
-            return None
-        if chain is _COPY:
-            return self._key_of_copy[block]
-        last = chain.blocks[-1] == block
-        return chain.keys[-1 if last else chain.blocks.index(block)]
 
     def register(self, table: Sequence[int], keys: Sequence[Hashable], start: int, end: int) -> int:
         """Blocks `start` to `end` of a table, with these keys, have content now; returns how many
