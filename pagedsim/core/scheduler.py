@@ -304,7 +304,7 @@ class Scheduler:
         self.queues.in_flight.clear()
         self.queues.copies = {}
         if (connector := self.queues.connector) is not None:
-            connector.crash()
+            connector.crash(now)
         self.memory.forget()
         self._note_idleness(now)
         return lost

@@ -49,8 +49,8 @@ class Disk(LowerTier):
         return ended
 
     def clear(self) -> None:
-        for keys in self._writes.values():
-            self.content.lose(keys)
+        for end, job in self._jobs:
+            self.content.lose(self._writes.get(job, ()), end)
         self._jobs.clear()
         self._writes.clear()
 

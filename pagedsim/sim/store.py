@@ -57,10 +57,11 @@ class Store:
             if key in self._written:
                 self._written.move_to_end(key)
 
-    def lose(self, keys: Sequence[Hashable]) -> None:
-        """Their writes have not ended, and will not."""
+    def lose(self, keys: Sequence[Hashable], end: float) -> None:
+        """A write of these that was to end then has failed; others have written some before."""
         for key in keys:
-            self._written.pop(key, None)
+            if self._written.get(key) == end:
+                del self._written[key]
 
 
 @dataclass(frozen=True)

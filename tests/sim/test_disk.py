@@ -59,9 +59,23 @@ def test_a_crash_loses_jobs_and_what_they_were_writing() -> None:
     one.store(1, chunks("cd"), 1.0)
     one.load(2, chunks("a"), 1.0)
     other.store(0, chunks("e"), 1.0)
+    one.store(3, chunks("bef"), 1.0)  # two of which are written already, or being written
     one.clear()
     assert (one.next_end, one.collect(99.0), other.next_end) == (inf, [], 2.5)
-    assert [key for key in "abcde" if other.find(key, 0, 99.0)] == ["a", "b", "e"]
+    assert [key for key in "abcdef" if other.find(key, 0, 99.0)] == ["a", "b", "e"]
+
+
+def test_a_crash_does_not_lose_what_was_written_before_though_no_step_has_seen_its_end() -> None:
+    disk = Disk(store())
+    scheduler = Scheduler(
+        memory=PrefixMemory(12, 4),
+        batching=Unified(),
+        connector=OffloadConnector(10, tiers=[disk]),
+    )
+    disk.store(0, chunks("a"), 0.0)
+    disk.store(1, chunks("b"), 0.0)
+    scheduler.crash(1.5)
+    assert [key for key in "ab" if disk.find(key, 0, 99.0)] == ["a"]
 
 
 @pytest.mark.parametrize(("ahead", "lost"), [(False, 2), (True, 3)])

@@ -607,10 +607,12 @@ class OffloadConnector:
         if account.told and not account.jobs:
             self.lower.forget(account)
 
-    def crash(self) -> None:
+    def crash(self, now: float) -> None:
         """Lose all tiers with all that is in flight, after the requests have left."""
         for placeholder in self.kept:
             self._memory.release(placeholder)
+        for tier in self._tiers:
+            tier.collect(now)  # what has ended by now is not lost
         self._reset()
 
     def check(self) -> None:

@@ -43,7 +43,7 @@ class LowerTier(ABC):
 
     @abstractmethod
     def clear(self) -> None:
-        """The server has crashed, and all jobs with it."""
+        """The server has crashed, and with it all jobs that were not collected."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -88,3 +88,4 @@ class IndexedTier(LowerTier):
     def clear(self) -> None:
         self._open.clear()
         self._ended.clear()
+        self._lost.clear()
