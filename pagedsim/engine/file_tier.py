@@ -23,7 +23,6 @@ import torch
 from numpy.typing import NDArray
 
 from pagedsim.core import ConfigError, Scheduler
-from pagedsim.core.errors import require_whole
 from pagedsim.core.offload import IndexedTier
 from pagedsim.core.offload.eviction import HostChunk
 from pagedsim.core.transfers import Direction, EndedCopy
@@ -39,11 +38,11 @@ Content = NDArray[np.uint8]
 class FileTier(IndexedTier):
     """The chunks that were in the folder when the engine began, and those that it has written."""
 
-    def __init__(self, where: str, folder: str, threads: int = 16) -> None:
+    def __init__(self, where: str, folder: str, threads: int) -> None:
         """`where` names the setting in errors; raises ConfigError if no file can be written."""
         super().__init__()
         self._where, self._root = f"{where}={folder}", Path(folder).expanduser()
-        self._pool = ThreadPoolExecutor(require_whole("threads", threads, 1), "kv-files")
+        self._pool = ThreadPoolExecutor(threads, "kv-files")
         self._work: dict[int, Future[int]] = {}
         self._failed: set[Direction] = set()
         with _usable(self._where):

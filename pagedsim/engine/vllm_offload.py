@@ -20,6 +20,7 @@ SPECS = ("CPUOffloadingSpec", "TieringOffloadingSpec")
 TIERS = ("fs",)
 TIERED = ("type", "root_dir", "n_read_threads", "n_write_threads")
 """Settings of a tier of files."""
+THREADS = 16
 
 _EXTRA: Mapping[str, str] = {
     "cpu_bytes_to_use": "gib",
@@ -101,8 +102,10 @@ def _tiers_of(given: Any) -> dict[str, Any]:
                 raise unknown(f"{where}[{number}]", str(name), TIERED)
         if not each.get("root_dir"):
             raise ConfigError(f"{where}[{number}]: must have root_dir")
-        counts = [each.get(name, 16) for name in TIERED[2:]]
-        threads = sum(require_whole(f"{where}[{number}]", count, 1) for count in counts)
+        threads = sum(
+            require_whole(f"{where}[{number}].{name}", each.get(name, THREADS), 1)
+            for name in TIERED[2:]
+        )
         tiers[f"{kind}{number}"] = {"folder": each["root_dir"], "threads": threads}
     return tiers
 
@@ -124,13 +127,17 @@ def with_tiers(server: ServerSpec, tier: Callable[..., LowerTier]) -> ServerSpec
     tiers = []
     for name, given in offload.tiers.items():
         where, settings = f"offload.tiers.{name}", given if isinstance(given, Mapping) else {}
-        if (folder := settings.get("folder")) is not None:
-            tiers.append(tier(f"{where}.folder", str(folder), settings.get("threads", 16)))
-        elif given is not None and settings.get("gib") != 0:
-            raise ConfigError(f"{where}: needs a folder in the engine, or must be null")
-    if tiers and server.tensor_parallel > 1:
-        raise ConfigError(
-            f"tensor_parallel={server.tensor_parallel}: must be 1 with a folder in offload.tiers; "
-            "each process has a part of every chunk"
-        )
+        if (folder := settings.get("folder")) is None:
+            if given is not None and settings.get("gib") != 0:
+                raise ConfigError(f"{where}: needs a folder in the engine, or must be null")
+            continue
+        if not str(folder):
+            raise ConfigError(f"{where}.folder={shown(folder)}: must be a path, or null")
+        if server.tensor_parallel > 1:
+            raise ConfigError(
+                f"tensor_parallel={server.tensor_parallel}: must be 1 with a folder in "
+                "offload.tiers; each process has a part of every chunk"
+            )
+        threads = require_whole(f"{where}.threads", settings.get("threads", THREADS), 1)
+        tiers.append(tier(f"{where}.folder", str(folder), threads))
     return replace(server, offload=replace(offload, tiers=tuple(tiers)))

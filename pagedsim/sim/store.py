@@ -76,7 +76,7 @@ class StoreSettings:
     latency_us: float = 0.0
     """Before the first byte of a read or write."""
     folder: str | None = None
-    """Of an engine's files, which have no bounds and no given rates."""
+    """Of an engine's files, in place of a size and of rates."""
     shared: bool = False
     """Whether all replicas that are alike have one, of the size and with the link of one."""
 
@@ -96,7 +96,11 @@ class StoreSettings:
         require_number(f"{where}.gib", store.gib or 0, 0)
         require_number(f"{where}.latency_us", store.latency_us, 0)
         require_flag(f"{where}.shared", store.shared)
-        return store if store.gib is None or store.gib else None
+        if store.gib is None or store.gib:
+            return store
+        if store.folder is not None:
+            raise ConfigError(f"{where}.folder={store.folder}: is the engine's; set gib here")
+        return None
 
     def store(
         self, where: str, item: str, size: float, groups: int, stores: dict[str, Store]

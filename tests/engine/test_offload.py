@@ -554,8 +554,19 @@ def test_settings_of_sglang(given: dict[str, Any], meant: HiCacheOffload | None)
             "tensor_parallel_size=2: must be 1 with a folder in offload.tiers",
         ),
         (
-            {"offload": {"gib": 1e-3, "tiers": {"disk": {"gib": 3}}}, "batching": "unified"},
-            "offload.tiers.disk: needs a folder in the engine, or must be null",
+            tiered([{"type": "fs", "root_dir": "/x", "n_read_threads": 0}]),
+            f"{TIERS}[0].n_read_threads=0: must be a whole number of at least 1",
+        ),
+        *(
+            (
+                {"offload": {"gib": 1e-3, "tiers": {"disk": disk}}, "batching": "unified"},
+                f"offload.tiers.disk{said}",
+            )
+            for disk, said in (
+                ({"gib": 3}, ": needs a folder in the engine, or must be null"),
+                ({"folder": ""}, ".folder='': must be a path, or null"),
+                ({"folder": "/x", "threads": 1.5}, ".threads=1.5: must be a whole number"),
+            )
         ),
         (
             {"kv_offloading_size": 1, "preemption": "swap"},

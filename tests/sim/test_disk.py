@@ -177,6 +177,11 @@ def test_a_load_ends_where_more_of_it_costs_more(host: int, disk: int, worth: in
         ("+offload.tiers.nvme={gib: 1}", "offload.tiers.nvme.read_gb_s: must be given"),
         ("offload.tiers.disk=4", "offload.tiers.disk=4: must be a mapping of settings, or null"),
         ("offload.tiers=4", "offload.tiers=4: must be a mapping of names to settings"),
+        (
+            "offload.tiers.disk.folder=/x",
+            "offload.tiers.disk.folder=/x: is the engine's; set gib here",
+        ),
+        (f"{DISK} offload.tiers.disk.folder=/x", ""),
         ("offload.load=cheap", "offload.load=cheap: unknown; did you mean 'cheaper'?"),
         (f"{DISK} offload.gib=0", "offload.gib=0: must hold a chunk"),
         (f"{DISK} offload.store_threshold=2", "offload.store_threshold=2: must be 0 or 1 with"),
