@@ -252,13 +252,6 @@ def fetched_tokens(group: RequestGroup) -> float | None:
     return group.total("fetched_tokens") if fetches else None
 
 
-@METRICS.run("Loaded tokens", "count", NEITHER)
-def loaded_tokens(run: RunTables) -> int | None:
-    """Tokens that were found in the host tier and loaded; again where a request that lost its
-    memory comes back."""
-    return run.tiers[HOST].loaded_tokens if run.tiers else None
-
-
 @METRICS.run("Written blocks", "count", LESS)
 def written_blocks(run: RunTables) -> int | None:
     """Blocks that were written to the host tier, swaps left out."""

@@ -149,7 +149,6 @@ def of_run(books: Books) -> dict[str, Any]:
     below, loads = tiers(books), [load(books, i) for i in range(len(books.servers))]
     up, down = (books.there(lambda span: 1.0, up=there) for there in (True, False))
     return {
-        "loaded_tokens": below and below["host"]["loaded_tokens"],
         "written_blocks": below and below["host"]["written_blocks"],
         "swapped_peak": swapped_peak(books),
         "working_set_peak": working_set(books),
