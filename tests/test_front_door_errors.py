@@ -57,7 +57,7 @@ def test_a_failed_study_binds_no_folder(call: Call) -> None:
     Path("log.csv").write_text("\n".join([LOG, *(f"{row},100,20,0.06,0.7" for row in range(40))]))
     there = "tracking=none", "report=false", "hydra.run.dir=out"
     code, _, errors = call("experiment=calibrate", "requests=nowhere.csv", *there)
-    assert (code, errors) == (1, "pagedsim: requests=nowhere.csv: no such file\n")
+    assert (code, errors) == (1, "pagedsim: requests=nowhere.csv: there is no such file\n")
     code, _, errors = call(*SHORT, *there[2:])
     assert (code, errors) == (0, "")
     code, _, errors = call(*SHORT, "server.max_seqs=7", *there[2:])
