@@ -41,11 +41,12 @@ class FileTier(IndexedTier):
     def __init__(self, where: str, folder: str, threads: int) -> None:
         """`where` names the setting in errors; raises ConfigError if no file can be written."""
         super().__init__()
-        self._where, self._root = f"{where}={folder}", Path(folder).expanduser()
+        self._where = f"{where}={folder}"
         self._pool = ThreadPoolExecutor(threads, "kv-files")
         self._work: dict[int, Future[int]] = {}
         self._failed: set[Direction] = set()
         with _usable(self._where):
+            self._root = Path(folder).expanduser()
             self._root.mkdir(parents=True, exist_ok=True)
             (probe := self._root / f".pagedsim-{os.getpid()}").touch()
             probe.unlink()
@@ -143,11 +144,11 @@ class FileTier(IndexedTier):
 
 @contextmanager
 def _usable(where: str) -> Iterator[None]:
-    """Within, an OSError becomes a ConfigError that names the folder."""
+    """Within, an error of the folder becomes a ConfigError that names it."""
     try:
         yield
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
+    except (OSError, RuntimeError, ValueError) as error:  # the others: of its name
+        reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"{where}: no files can be kept there: {reason}") from error
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from os import PathLike
 from typing import Any
 
 from pagedsim.core import ConfigError
@@ -131,7 +132,7 @@ def with_tiers(server: ServerSpec, tier: Callable[..., LowerTier]) -> ServerSpec
             if given is not None and settings.get("gib") != 0:
                 raise ConfigError(f"{where}: needs a folder in the engine, or must be null")
             continue
-        if not str(folder):
+        if not isinstance(folder, str | PathLike) or not str(folder):
             raise ConfigError(f"{where}.folder={shown(folder)}: must be a path, or null")
         if server.tensor_parallel > 1:
             raise ConfigError(

@@ -565,6 +565,8 @@ def test_settings_of_sglang(given: dict[str, Any], meant: HiCacheOffload | None)
             for disk, said in (
                 ({"gib": 3}, ": needs a folder in the engine, or must be null"),
                 ({"folder": ""}, ".folder='': must be a path, or null"),
+                ({"folder": ["/x"]}, ".folder=['/x']: must be a path, or null"),
+                ({"folder": "~none/x"}, ".folder=~none/x: no files can be kept there: Could not"),
                 ({"folder": "/x", "threads": 1.5}, ".threads=1.5: must be a whole number"),
             )
         ),
