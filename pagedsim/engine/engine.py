@@ -495,6 +495,7 @@ class LLMEngine:
         with uninterrupted():
             start = self.now
             plan = self.scheduler.plan(now)
+            self._unlock_promotions()
             planning.append(self.now - start)
             self._in_flight.append(plan)
             outputs += [self._leave(rejected.request, "rejected") for rejected in plan.rejected]
@@ -572,6 +573,16 @@ class LLMEngine:
                 "a copy between the GPU and the host tier failed (%s); the tokens that it would "
                 "have saved are computed, here and wherever one fails from now on",
                 text,
+            )
+
+    def _unlock_promotions(self) -> None:
+        """Protect what comes up to the host tier, where requests would wait for it for ever."""
+        connector = self.scheduler.queues.connector
+        if connector is not None and connector.promotes_for_ever:
+            connector.protect_promoted()
+            log.warning(
+                "requests wait for blocks that evict one another from host memory, as in vLLM; "
+                "from now on offload.protect_promoted=true"
             )
 
     def _leave(self, request: Request, reason: str) -> RequestOutput:

@@ -11,7 +11,15 @@ from typing import Any, Protocol
 
 import simpy
 
-from pagedsim.core import ConfigError, Request, RequestId, Scheduler, StepPlan, policy_validation
+from pagedsim.core import (
+    ConfigError,
+    PagedsimError,
+    Request,
+    RequestId,
+    Scheduler,
+    StepPlan,
+    policy_validation,
+)
 from pagedsim.core.compiled import stopped
 from pagedsim.core.plan import Rejection
 from pagedsim.core.policy_validation import LONGEST
@@ -217,6 +225,13 @@ class Server:
         plan = self.scheduler.plan(now)
         if self.storage is not None:
             self.storage.begin(now)
+        connector = self.scheduler.queues.connector
+        if connector is not None and connector.promotes_for_ever:
+            raise PagedsimError(
+                f"nothing can run at {now:.6g} s: {self.scheduler.num_waiting} requests wait, and "
+                "what comes up for them from below host memory is evicted before it is loaded, for "
+                "ever, as vLLM does it; set offload.protect_promoted=true, or more offload.gib"
+            )
         return plan
 
     def _report(self, transfers: Transfers, now: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,14 @@ import pytest
 from omegaconf import OmegaConf
 
 from pagedsim.backends.base import StoppableRecorder
-from pagedsim.core import ConfigError, PrefixMemory, Request, Scheduler, Unified
+from pagedsim.core import (
+    ConfigError,
+    PagedsimError,
+    PrefixMemory,
+    Request,
+    Scheduler,
+    Unified,
+)
 from pagedsim.core.offload import OffloadConnector, VLLMOffload
 from pagedsim.core.offload.eviction import HostChunk
 from pagedsim.core.offload.prices import HOST, worth_loading
@@ -102,6 +110,28 @@ def test_an_idle_server_wakes_when_a_chunk_has_come_up(ahead: bool, lost: int) -
     assert not scheduler.host_tokens(Request("again", [1000 + n for n in range(17)]), 0)
     key = next(iter(disk.content._written))
     assert disk.find(key, "again", 99.0)  # its content is still there
+
+
+@pytest.mark.parametrize("protect", [False, True])
+def test_a_prompt_that_would_come_up_for_ever_ends_the_run_unless_it_is_protected(
+    protect: bool,
+) -> None:
+    disk = Disk(store())
+    connector = OffloadConnector(1, tiers=[disk], protect_promoted=protect)
+    memory = PrefixMemory(3, 4)
+    scheduler = Scheduler(
+        memory=memory, batching=Unified(), max_batched_tokens=4, connector=connector
+    )
+    jobs = Texts([(0.0, 1, 9), (20.0, 2, 9), (40.0, 1, 9)])  # two chunks each, and a tier of one
+    transfers = Transfers(Even(0.25), below=[disk])
+    recorder = Recorder()
+    with (
+        nullcontext()
+        if protect
+        else pytest.raises(PagedsimError, match=r"1 requests wait.* offload.protect_promoted=true")
+    ):
+        simulate(scheduler, jobs, Constant(), recorder, transfers=transfers)
+    assert scheduler.unfinished == 1 - protect
 
 
 # -- from the configuration ------------------------------------------------------------------------

@@ -39,6 +39,8 @@ from pagedsim.core.reservations import Placeholder, pass_blocks
 from pagedsim.core.transfers import Direction, Transfer
 
 DEFERRED: Final = -1
+ROUNDS: Final = 1000
+"""So many steps in a row that bring chunks up, and neither compute nor load, are for ever."""
 
 
 def _host_tier(
@@ -123,6 +125,7 @@ class OffloadConnector:
         self._fences = Fences()
         self._loading: set[Hashable] = set()  # chunks that others should find on the GPU soon
         self._refused: set[Account] = set()  # they repeat their offers
+        self._rounds = 0  # steps that did nothing but bring chunks up, since others
         self.received: set[int] = set()
         """Blocks that were given to what comes from another server, since the last step."""
         # Of the step that is being planned:
@@ -159,6 +162,16 @@ class OffloadConnector:
     def host_total(self) -> int:
         """Blocks that the host tier has room for."""
         return self.host.capacity * self.blocks_per_chunk
+
+    @property
+    def promotes_for_ever(self) -> bool:
+        """Whether requests wait for chunks that come up and evict one another, and will do so."""
+        return self._rounds >= ROUNDS
+
+    def protect_promoted(self) -> None:
+        """From now on what comes up for a request is kept until it is loaded."""
+        self._rounds = 0
+        self.lower.protecting = True
 
     @property
     def kept(self) -> Sequence[Placeholder]:
@@ -209,6 +222,10 @@ class OffloadConnector:
             self._forget_if_done(account)
         if self.lower.tiers:
             self.lower.promote(self._now, self.step)
+            if plan._chunks or plan._decode_count or self._loads:
+                self._rounds = 0
+            elif self.step.promotions:
+                self._rounds += 1
         self.received = set()
         self.step.held_back = self.host.held_back
         plan._transfers = [*self._loads, *stores]

@@ -32,7 +32,7 @@ class LowerTiers:
         """`protecting`: no promotion evicts what another was for, before it has been read."""
         self.tiers = tiers
         self.jobs: dict[int, TierJob] = {}
-        self._protecting = protecting
+        self.protecting = protecting
         self._unread: dict[Hashable, None] = {}
         self._host = host
         self._number = 0  # of the next job
@@ -60,7 +60,7 @@ class LowerTiers:
                 if not chunks:
                     return MISS
                 account.lower[key] = number
-                if self._protecting:
+                if self.protecting:
                     self._unread[key] = None
                 self._promised.setdefault(number, {}).setdefault(account, []).extend(chunks)
                 return PROMOTED
