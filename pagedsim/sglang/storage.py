@@ -167,7 +167,7 @@ class StoredHiCache(HiCache):
         return new
 
     def found(self, look_up: Prefetch, pages: int) -> None:
-        """A look-up has found so many of its pages in a row from the first; 0 if it was cut."""
+        """A look-up has found so many of its pages in a row from the first."""
         self._found.append((look_up, pages))
 
     def arrived(self, fetch: Prefetch, pages: int, ended: bool) -> None:

@@ -70,9 +70,7 @@ class StorageJobs:
 
     def _found(self, look_up: Prefetch, now: float) -> int:
         """How many of its pages the store has, in a row from the first."""
-        if look_up.cut or look_up.assumed:
-            return 0 if look_up.cut else len(look_up.keys)
-        return self.store.count(look_up.keys, now)
+        return len(look_up.keys) if look_up.assumed else self.store.count(look_up.keys, now)
 
     def _begin_next(self, now: float) -> None:
         """Begin what comes next of each kind of which nothing is under way."""

@@ -247,6 +247,7 @@ def test_promotions_evict_one_another_for_ever_unless_they_are_protected(
         sut.check()
     assert sut.unfinished == 1 - (ends or protect)
     assert promoted <= 4 if ends or protect else promoted > 80
+    assert sut.unfinished or not connector(sut).lower._unread
 
 
 def load_in_flight(ahead: bool = False) -> tuple[Scheduler, Request, Transfer]:

@@ -51,8 +51,8 @@ def test_a_store_has_what_was_written_until_it_was_not_used_for_longest() -> Non
     assert small.read("c", 9.0) == 9.1
     small.write("de", 9.0)
     assert [key for key in "abcde" if small.has(key, 99.0)] == ["c", "d", "e"]
-    small.write("f", 10.0)  # of what came at once the end goes first
-    assert [key for key in "cdef" if small.has(key, 99.0)] == ["d", "e", "f"]
+    small.write("fg", 10.0)  # of what came at once the end goes first
+    assert [key for key in "cdefg" if small.has(key, 99.0)] == ["d", "f", "g"]
 
 
 def chunks(keys: str) -> Sequence[HostChunk]:

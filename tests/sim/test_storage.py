@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ class Given(Jobs):
         yield from self.given
 
 
-def store(pages: float = float("inf")) -> Store:
+def store(pages: float = inf) -> Store:
     """Look-ups and transfers begin after 0.25 s; a page takes half a second, and is one byte."""
     return Store(Link(Way(0.25, 2.0), Way(0.25, 2.0)), 1.0, pages)
 
@@ -125,7 +126,7 @@ def test_a_crash_loses_jobs_and_not_what_is_stored() -> None:
     reader = Request("reader", LONG)
     server.submit(reader, 1)
     environment.run(10.0)  # its fetch ends at 8 + 0.25 + 0.25 + 5
-    assert server.crash() == [reader]
+    assert server.crash() == [reader] and jobs.next_end == inf
     scheduler.check()
     assert not scheduler.transferring and memory.host_free == 80
     again = Request("again", LONG, arrival=10.0)

@@ -412,9 +412,9 @@ def edited(file: str, *keys: str, value: Any = None) -> Callable[[Path], object]
         whole = inner = json.loads((folder / file).read_text())
         for key in keys[:-1]:
             inner = inner[key]
-        del inner[keys[-1]]
-        if value is not None:
-            inner[keys[-1]] = value
+        inner[keys[-1]] = value
+        if value is None:
+            del inner[keys[-1]]
         (folder / file).write_text(json.dumps(whole))
 
     return edit
@@ -466,6 +466,19 @@ def test_simulated_runs_are_not_taken(left: Path, tmp_path: Path) -> None:
     edited("summary.json", "machine")(folder)
     with pytest.raises(ConfigError, match="holds simulated runs only; experiment=record backend="):
         recorded_runs(str(tmp_path))
+
+
+def test_what_no_simulator_can_repeat_is_refused(tmp_path: Path) -> None:
+    run = record(tmp_path, drawn(random.Random(1), *COMBINATIONS[0]))
+    for fact, line in (
+        ("found_chunks", "its files had 3 chunks before"),
+        ("failed_copies", "3 of its copies failed"),
+        ("failed_steps", "3 of its steps failed"),
+    ):
+        edited("summary.json", "machine", fact, value=3)(run.folder)
+        (again,) = recorded_runs(str(tmp_path))
+        with pytest.raises(ConfigError, match=f"{run.folder}: {line}"):
+            replayed(again)
 
 
 @pytest.mark.parametrize(
