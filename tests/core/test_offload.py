@@ -279,6 +279,16 @@ def test_a_holding_request_owns_blocks_and_no_seat() -> None:
     assert (request.hits, request._prefill_tokens) == ((0, 16, 0), 1)
 
 
+def test_a_store_is_flushed_whose_blocks_are_given_to_a_prefix_of_another_server() -> None:
+    sut = scheduler(PrefixMemory(5, SIZE), prompt_only=True)
+    sut.add(Request("a", [1] * 17), 0, output_len=1)
+    plan = sut.plan(0)
+    (store,) = plan.transfers
+    sut.commit(plan, 1, {"a": 1})
+    sut.migration.expect_prefix(Request("b", [2] * 17), 16, 1)
+    assert sut.plan(1).flushed == (store.job,)
+
+
 def test_blocks_of_an_aborted_load_stay_until_it_has_ended() -> None:
     sut, _, load = load_in_flight()
     sut.abort("b", 3)
