@@ -192,6 +192,12 @@ class _Retold(Scheduler):
 
     outputs: Mapping[Any, Sequence[int]] = {}
 
+    def plan(self, now: float) -> StepPlan:
+        plan, connector = super().plan(now), self.queues.connector
+        if connector is not None and connector.promotes_for_ever:
+            connector.protect_promoted()  # as the engine did
+        return plan
+
     def commit(self, plan: StepPlan, now: float, *args: Any, **more: Any) -> list[Request]:
         return super().commit(plan, now, self._answers(plan))
 

@@ -20,11 +20,13 @@ import pytest
 
 from pagedsim.backends.base import StoppableRecorder
 from pagedsim.build import POLICIES
-from pagedsim.core import ConfigError, SamplingParams, Scheduler
+from pagedsim.core import ConfigError, PrefixMemory, SamplingParams, Scheduler, Unified
+from pagedsim.core.offload import IndexedTier, OffloadConnector
+from pagedsim.core.offload.connector import ROUNDS
 from pagedsim.engine import drive
 from pagedsim.fidelity.engine_model import scheduler_of
 from pagedsim.fidelity.recorded import Recorded, recorded_runs
-from pagedsim.fidelity.replay import Difference, replayed
+from pagedsim.fidelity.replay import Difference, _Retold, replayed
 from pagedsim.metrics.arms import Run
 from pagedsim.policies.past_future import PastFuture
 from pagedsim.run.job import Job, run_job
@@ -479,6 +481,14 @@ def test_what_no_simulator_can_repeat_is_refused(tmp_path: Path) -> None:
         (again,) = recorded_runs(str(tmp_path))
         with pytest.raises(ConfigError, match=f"{run.folder}: {line}"):
             replayed(again)
+
+
+def test_a_replay_protects_promotions_when_the_engine_did() -> None:
+    connector = OffloadConnector(4, tiers=[IndexedTier()])
+    scheduler = _Retold(memory=PrefixMemory(4, 4), batching=Unified(), connector=connector)
+    connector._rounds = ROUNDS
+    scheduler.plan(0.0)
+    assert connector.lower.protecting and not connector.promotes_for_ever
 
 
 @pytest.mark.parametrize(
