@@ -62,8 +62,8 @@ class VLLMOffload(Offload):
     protect_promoted: bool = False
     load: str | LoadPrices = "always"
     """One of `LOADS`; a driver puts its prices in the place of `cheaper`."""
-    tiers: Mapping[str, Any] | tuple[LowerTier, ...] = field(default_factory=dict)
-    """Below host memory: settings by name, in whose place a driver puts what it has of them."""
+    tiers: Any = field(default_factory=dict)  # compiled, a type would be asked for before the line
+    """Below host memory: settings by name, in whose place a driver puts a tuple of `LowerTier`."""
 
     def __post_init__(self) -> None:
         require_number("gib", self.gib, 0)

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from math import fsum, pow, sqrt
 from statistics import NormalDist
@@ -109,8 +108,7 @@ class Share(NamedTuple):
     """Duration of the step relative to one micro-batch through all stages."""
 
 
-@dataclass(frozen=True)
-class Split:
+class Split(NamedTuple):
     """Parallelism of a replica beyond tensor parallelism.
 
     In a pipeline, the tokens of a step are split into as many micro-batches as there are stages, or
