@@ -39,6 +39,7 @@ from pagedsim.core.errors import (
     require_flag,
     require_number,
     require_whole,
+    shown,
     unknown,
 )
 from pagedsim.core.offload import Offload, VLLMOffload
@@ -191,9 +192,18 @@ class ServerSpec:
         """What is copied to host memory, as an object."""
         if isinstance(self.offload, Offload):
             return self.offload
+        if not isinstance(self.offload, Mapping):
+            raise ConfigError(
+                f"offload={shown(self.offload)}: must be settings of vLLM's connector, such as "
+                "{'gib': 4}, or an Offload"
+            )
         settings = dict(self.offload)
         refuse_settings("offload", settings, VLLMOffload, "offload")
-        return VLLMOffload(**settings)
+        try:
+            return VLLMOffload(**settings)
+        except ConfigError as error:
+            before, unknown_, name = str(error).rpartition("unknown ")
+            raise ConfigError(f"{before}{unknown_}offload.{name}") from error
 
     @property
     def groups(self) -> int:

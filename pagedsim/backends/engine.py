@@ -246,9 +246,15 @@ class Serving(BackendRun):
     ) -> None:
         """Make the engine, have `work` done with it, and take it away; no other runs meanwhile."""
         from pagedsim.engine.engine import LLMEngine
+        from pagedsim.engine.file_tier import empty_folders
 
-        with the_machine(stopping), threads(self.arguments.num_threads):
-            arguments = replace(self.arguments, model=_loaded(self.arguments))
+        given = self.arguments
+        with (
+            the_machine(stopping),
+            threads(given.num_threads),
+            empty_folders(given.server) as server,
+        ):
+            arguments = replace(given, model=_loaded(given), server=server)
             engine = LLMEngine(arguments, observer=observer, clock=self.clock)
             self.scheduler = engine.scheduler
             self._facts = facts_of(engine, self.name)
@@ -450,7 +456,6 @@ def facts_of(engine: LLMEngine, name: str) -> Settings:
         "vocab_size": engine.model.vocab_size,
         **engine.server.sizes(),
         "block_bytes": engine.runner.cache.shape.block_bytes,
-        "found_chunks": sum(tier.found for tier in engine.files),
         "prices": {"prefill": engine.prices.prefill, "transfer": engine.prices.transfer},
         "torch": torch.__version__,
         "transformers": transformers.__version__,

@@ -183,8 +183,9 @@ def _sized(server: ServerSpec, model: LoadedModel, shape: CacheShape, graphs: bo
     if swapped is None:
         swapped = int(server.swap_space_gib * GIB // shape.block_bytes)
     swapped = swapped if server.may_swap else 0
+    offloading = server.offloading
     try:
-        offload = server.offloading.sized(shape.block_size, shape.block_bytes)
+        offload = offloading.sized(shape.block_size, shape.block_bytes)
     except ConfigError as error:
         raise ConfigError(f"offload.{error}") from error
     _require_room(server, shape, blocks, swapped, model.device)

@@ -179,7 +179,8 @@ def from_vllm(settings: Mapping[str, Any]) -> dict[str, Any]:
             known, words = TRANSLATED[name]
             meant = value if words is None else words[require_flag(name, value)]
         if known not in OURS:
-            raise unknown("engine setting", name, [*OURS, *TRANSLATED])
+            choices = [*OURS, *TRANSLATED, *OFFLOAD_SETTINGS, *HICACHE_SETTINGS]
+            raise unknown("engine setting", name, choices)
         before = translated.setdefault(OURS[known], (name, meant))
         if before[1] != meant:
             raise ConfigError(

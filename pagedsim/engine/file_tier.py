@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import get_ident
 
 import numpy as np
@@ -23,11 +25,12 @@ import torch
 from numpy.typing import NDArray
 
 from pagedsim.core import ConfigError, Scheduler
-from pagedsim.core.offload import IndexedTier
+from pagedsim.core.offload import IndexedTier, VLLMOffload
 from pagedsim.core.offload.eviction import HostChunk
 from pagedsim.core.transfers import Direction, EndedCopy
 from pagedsim.engine.cache import Cache, CacheShape
 from pagedsim.engine.models.loaded import LoadedModel
+from pagedsim.server import ServerSpec
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +62,6 @@ class FileTier(IndexedTier):
             self._folder.mkdir(exist_ok=True)
             files = self._folder.glob(f"??/{'[0-9a-f]' * 32}.bin")
             self._has.update(bytes.fromhex(file.stem) for file in files)
-        self.found = len(self._has)
 
     def store(self, job: int, chunks: Chunks, now: float) -> None:
         if Direction.STORE in self._failed:
@@ -150,6 +152,26 @@ def _usable(where: str) -> Iterator[None]:
     except (OSError, RuntimeError, ValueError) as error:  # the others: of its name
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"{where}: no files can be kept there: {reason}") from error
+
+
+@contextmanager
+def empty_folders(server: ServerSpec) -> Iterator[ServerSpec]:
+    """The server with its tiers of files in empty folders within theirs, which go at the end: what
+    a run of a study finds is not to depend on the runs before it."""
+    offload = server.offloading
+    if not (isinstance(offload, VLLMOffload) and isinstance(offload.tiers, Mapping)):
+        yield server
+        return
+    tiers = dict(offload.tiers)
+    with ExitStack() as stack:
+        for name, given in offload.tiers.items():
+            folder = given.get("folder") if isinstance(given, Mapping) else None
+            if isinstance(folder, str | os.PathLike) and str(folder):
+                with _usable(f"offload.tiers.{name}.folder={folder}"):
+                    (root := Path(folder).expanduser()).mkdir(parents=True, exist_ok=True)
+                    own = stack.enter_context(TemporaryDirectory(prefix="run-", dir=root))
+                tiers[name] = {**given, "folder": own}
+        yield replace(server, offload=replace(offload, tiers=tiers))
 
 
 def fingerprint(model: LoadedModel, shape: CacheShape, chunk_bytes: int) -> str:

@@ -52,8 +52,6 @@ def replayed(run: Recorded) -> Difference | None:
             raise ConfigError(
                 f"{run.folder}: {failed} of its {what} failed, which no simulator does"
             )
-    if found := run.machine.get("found_chunks"):
-        raise ConfigError(f"{run.folder}: its files had {found} chunks before, of earlier runs")
     try:
         return _first_difference(run)
     except ConfigError as error:

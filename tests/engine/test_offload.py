@@ -17,9 +17,11 @@ import torch
 
 from pagedsim.build import make_batching
 from pagedsim.core import ConfigError
+from pagedsim.core.offload import VLLMOffload
 from pagedsim.core.transfers import Direction, EndedCopy
 from pagedsim.engine.engine import LLMEngine
 from pagedsim.engine.engine_args import from_vllm
+from pagedsim.engine.file_tier import empty_folders
 from pagedsim.engine.host_copies import HostCopies
 from pagedsim.engine.llm import LLM
 from pagedsim.engine.step_inputs import BatchColumns, HostCopy
@@ -314,6 +316,21 @@ def test_copies_that_fail_lose_no_request(
     )
 
 
+def test_files_of_a_study_are_empty_at_first_and_go_at_the_end(tmp_path: Path) -> None:
+    (tmp_path / "earlier").touch()
+    tiers = {"disk": {"folder": str(tmp_path)}, "remote": None}
+    server = ServerSpec(offload=VLLMOffload(chunks=4, tiers=tiers))
+    with empty_folders(server) as own:
+        assert isinstance(own.offload, VLLMOffload)
+        folder = Path(own.offload.tiers["disk"]["folder"])
+        assert folder.parent == tmp_path and not list(folder.iterdir())
+        (folder / "file").touch()
+        assert own.offload.tiers["remote"] is None
+    assert [path.name for path in tmp_path.iterdir()] == ["earlier"]
+    with empty_folders(ServerSpec()) as own:
+        assert own == ServerSpec()
+
+
 @pytest.mark.parametrize(
     "seed", [pytest.param(n, marks=[pytest.mark.slow] * (n >= 6)) for n in range(100)]
 )
@@ -328,7 +345,7 @@ def test_files_below_the_host_tier(
         case = Case(rng, failing=failing, aborting=aborting, folder=tmp_path)
         case.shadow.contents = contents
         (tier,) = case.engine.files
-        assert bool(tier.found) == bool(again) or failing
+        assert bool(tier._has) == bool(again) or failing
         case.check(case.serve())
         promoted += case.promoted
         case.engine.close()
@@ -533,6 +550,8 @@ def test_settings_of_sglang(given: dict[str, Any], meant: HiCacheOffload | None)
             connector(block_size=24, cpu_bytes_to_use=5),
             "offload.chunk_tokens=24: must be a multiple of block_size=16",
         ),
+        ({"offload": "vllm"}, "offload='vllm': must be settings of vLLM's connector, such as"),
+        ({"kv_offloading_sise": 1}, "unknown engine setting 'kv_offloading_sise': did you mean"),
         (connector(), "kv_transfer_config.kv_connector_extra_config: must have cpu_bytes_to_use"),
         (
             connector(cpu_bytes=5),

@@ -473,7 +473,6 @@ def test_simulated_runs_are_not_taken(left: Path, tmp_path: Path) -> None:
 def test_what_no_simulator_can_repeat_is_refused(tmp_path: Path) -> None:
     run = record(tmp_path, drawn(random.Random(1), *COMBINATIONS[0]))
     for fact, line in (
-        ("found_chunks", "its files had 3 chunks before"),
         ("failed_copies", "3 of its copies failed"),
         ("failed_steps", "3 of its steps failed"),
     ):
