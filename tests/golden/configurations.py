@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import chdir
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -35,7 +36,7 @@ def texts() -> Iterator[tuple[str, str]]:
 
 def _experiment(name: str) -> str:
     base = _flat(PLAIN) if name != "single" else {}
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder, chdir(folder):  # where no traces lie
         typed = command(Path(folder), f"experiment={name}")
         config = _in_lines(typed.config)
         lines = [f"experiment={name}", *_differences(base, config)]
