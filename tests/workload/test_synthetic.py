@@ -365,7 +365,7 @@ FILES = {
 
 SESSIONS = {"chat_sessions", "agents", "agents_16k", "kv_tiers", "offload_or_recompute"}
 TYPED_STAGES = {"shared_prefix", "prefix_routing"}
-AT_ONCE = {"fixed", "swap_vs_recompute"}
+AT_ONCE = {"fixed", "offload_gains", "swap_vs_recompute"}
 """Whose arrivals do not depend on the seed."""
 
 
