@@ -6,6 +6,7 @@ what one writes, in errors, and in what a run tells of itself.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -202,8 +203,7 @@ class ServerSpec:
         try:
             return VLLMOffload(**settings)
         except ConfigError as error:
-            before, unknown_, name = str(error).rpartition("unknown ")
-            raise ConfigError(f"{before}{unknown_}offload.{name}") from error
+            raise ConfigError(re.sub("^(unknown )?", r"\1offload.", str(error))) from error
 
     @property
     def groups(self) -> int:

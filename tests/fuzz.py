@@ -34,10 +34,9 @@ from pagedsim.sglang import StoredHiCache
 from pagedsim.sglang.hicache import USES_TO_WRITE
 from pagedsim.sglang.storage import POLICIES
 from pagedsim.sim.copies import CopyTimes
-from pagedsim.sim.links import Link, Way
 from pagedsim.sim.simulate import simulate
 from pagedsim.sim.storage import StorageJobs
-from pagedsim.sim.store import Store
+from pagedsim.sim.store import Link, Store, Way
 from pagedsim.sim.transfers import Transfers
 from pagedsim.workload import Sessions
 from tests.cluster.fleets import whole

@@ -71,8 +71,8 @@ class PrefixFetches:
         """For each target, the seconds of a prefill, and the fetch before it, if any."""
         dispatcher = self._dispatcher
         cached = dispatcher.cached_tokens(request)
-        there = dispatcher.states.in_state(ReplicaState.UP, ReplicaState.DRAINING)
-        known = {replica: _known(replica, request, cached[replica.index]) for replica in there}
+        alive = dispatcher.states.in_state(ReplicaState.UP, ReplicaState.DRAINING)
+        known = {replica: _known(replica, request, cached[replica.index]) for replica in alive}
         return [
             self._choice(request, dispatcher.replicas[index], cached[index], known)
             for index in targets

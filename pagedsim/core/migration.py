@@ -145,7 +145,7 @@ class Migration:
         return KVTransfer(tokens, blocks) if tokens > 0 else KVTransfer(0, 0)
 
     def attach(self, request: Request, now: float, output_len: int | None = None) -> bool:
-        """Add a request, whose keys and values are here, to the batch; False: no free seat.
+        """Add a request, whose keys and values have come, to the batch; False: no free seat.
 
         It was detached elsewhere, and memory is reserved here for all of it, or it was detached
         here and its blocks are kept. It decodes from the next plan on. `output_len` is what
@@ -200,7 +200,7 @@ class Migration:
         return False
 
     def put_prefix(self, request: Request, tokens: int, now: float) -> int:
-        """Of these, `tokens` tokens are here: they are in the cache from now on, for this request
+        """Of these, `tokens` tokens have come: they are in the cache from now on, for this request
         as for others, and no memory is held any more. Returns how many the cache had not."""
         placeholder = self._placeholder_of(request)
         news = 0

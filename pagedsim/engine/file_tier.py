@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from hashlib import blake2b
@@ -45,7 +45,7 @@ class FileTier(IndexedTier):
         """`where` names the setting in errors; raises ConfigError if no file can be written."""
         super().__init__()
         self._where = f"{where}={folder}"
-        self._pool = ThreadPoolExecutor(threads, "kv-files")
+        self._pool: Executor = ThreadPoolExecutor(threads, "kv-files")
         self._work: dict[int, Future[int]] = {}
         self._failed: set[Direction] = set()
         with _usable(self._where):

@@ -92,22 +92,22 @@ def _extra_of(given: Any) -> Mapping[str, Any]:
 def _tiers_of(given: Any) -> dict[str, Any]:
     """The tiers below the host tier, from `secondary_tiers`."""
     where = f"{_WHERE}.secondary_tiers"
-    if not (isinstance(given, list | tuple) and all(isinstance(each, Mapping) for each in given)):
+    if not (isinstance(given, list | tuple) and all(isinstance(tier, Mapping) for tier in given)):
         raise ConfigError(f"{where}={shown(given)}: must be a list of objects")
     tiers: dict[str, Any] = {}
-    for number, each in enumerate(given):
-        if (kind := each.get("type")) not in TIERS:
+    for number, tier in enumerate(given):
+        if (kind := tier.get("type")) not in TIERS:
             raise unknown(f"{where}[{number}].type", str(kind), TIERS)
-        for name in each:
+        for name in tier:
             if name not in TIERED:
                 raise unknown(f"{where}[{number}]", str(name), TIERED)
-        if not each.get("root_dir"):
+        if not tier.get("root_dir"):
             raise ConfigError(f"{where}[{number}]: must have root_dir")
         threads = sum(
-            require_whole(f"{where}[{number}].{name}", each.get(name, THREADS), 1)
+            require_whole(f"{where}[{number}].{name}", tier.get(name, THREADS), 1)
             for name in TIERED[2:]
         )
-        tiers[f"{kind}{number}"] = {"folder": each["root_dir"], "threads": threads}
+        tiers[f"{kind}{number}"] = {"folder": tier["root_dir"], "threads": threads}
     return tiers
 
 

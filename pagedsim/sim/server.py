@@ -102,6 +102,7 @@ class Server:
         self.transfers = transfers
         self.storage = storage
         self.source = scheduler.transfer_source
+        self.connector = scheduler.queues.connector
         self.memory = scheduler.memory
         if scheduler.offloads and transfers is None:
             raise ConfigError("offload: a simulated server needs transfers")
@@ -225,8 +226,7 @@ class Server:
         plan = self.scheduler.plan(now)
         if self.storage is not None:
             self.storage.begin(now)
-        connector = self.scheduler.queues.connector
-        if connector is not None and connector.promotes_for_ever:
+        if self.connector is not None and self.connector.promotes_for_ever:
             raise PagedsimError(
                 f"nothing can run at {now:.6g} s: {self.scheduler.num_waiting} requests wait, and "
                 "what comes up for them from below host memory is evicted before it is loaded, for "

@@ -56,7 +56,7 @@ class StorageJobs:
         while (end := self.next_end) <= now:
             if end == self._answer:
                 look_up = self._look_ups.popleft()
-                self.memory.found(look_up, self._found(look_up, end))
+                self.memory.found(look_up, self._stored_pages(look_up, end))
                 self._answer = inf
             elif end == self._read:
                 self.memory.arrived(self._fetches[0], self._pages_read, False)
@@ -68,7 +68,7 @@ class StorageJobs:
                 self._written = inf
             self._begin_next(end)
 
-    def _found(self, look_up: Prefetch, now: float) -> int:
+    def _stored_pages(self, look_up: Prefetch, now: float) -> int:
         """How many of its pages the store has, in a row from the first."""
         return len(look_up.keys) if look_up.assumed else self.store.count(look_up.keys, now)
 

@@ -28,8 +28,8 @@ def working_set(
 ) -> Floats:
     """The working set when each of these rows of a workload begins, itself included; NaN for one
     that does not. They have answers of so many tokens."""
-    begun = np.flatnonzero(~np.isnan(begin))
-    order = begun[np.argsort(begin[begun], kind="stable")]
+    scheduled = np.flatnonzero(~np.isnan(begin))
+    order = scheduled[np.argsort(begin[scheduled], kind="stable")]
     runs: dict[tuple[int, int, int], tuple[int, Steps]] = {}
     times, changes = list[float](), list[int]()
     for row, start, stop, tokens in zip(

@@ -36,8 +36,7 @@ from pagedsim.core.offload import OffloadConnector
 from pagedsim.policies.victims import VICTIMS
 from pagedsim.sglang import HiCache, PrefetchSettings, StoredHiCache
 from pagedsim.sim.disk import Disk
-from pagedsim.sim.links import Link, Way
-from pagedsim.sim.store import Store
+from pagedsim.sim.store import Link, Store, Way
 from tests.core.odd_policies import (
     Aging,
     Counting,

@@ -289,6 +289,15 @@ def test_a_store_is_flushed_whose_blocks_are_given_to_a_prefix_of_another_server
     assert sut.plan(1).flushed == (store.job,)
 
 
+def test_blocks_given_to_others_count_for_one_step_though_it_has_nothing_to_do() -> None:
+    sut = scheduler(PrefixMemory(5, SIZE), prompt_only=True)
+    sut.add(Request("a", [1] * 3), 0, output_len=2)
+    sut.commit(sut.plan(0), 1, {"a": 1})
+    sut.migration.expect_prefix(Request("b", [2] * 17), 16, 1)
+    assert connector(sut).received
+    assert sut.plan(1).decode_count and not connector(sut).received
+
+
 def test_blocks_of_an_aborted_load_stay_until_it_has_ended() -> None:
     sut, _, load = load_in_flight()
     sut.abort("b", 3)

@@ -6,7 +6,7 @@ import json
 import logging
 import random
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -49,16 +49,16 @@ class Failing(SlowBus):
         return super().queue(work)
 
 
-class LatePool:
+class LatePool(Executor):
     """Does its work when somebody asks whether it is done, at random times; some of it fails."""
 
     def __init__(self, rng: random.Random, haste: float, failing: float) -> None:
         self.rng, self.haste, self.failing = rng, haste, failing
 
-    def submit(self, work: Callable[[], int]) -> LateWork:
+    def submit(self, work: Any, /, *args: object, **kwargs: object) -> Any:
         return LateWork(self, work)
 
-    def shutdown(self) -> None:
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Nothing is left."""
 
 
@@ -164,7 +164,7 @@ class Case:
         self.shadow = Shadow(self.engine, *self.buses)
         self.pools = [LatePool(self.rng, 0.2, self.failing) for _ in self.engine.files]
         for tier, pool in zip(self.engine.files, self.pools, strict=True):
-            tier._pool = pool  # type: ignore[assignment]
+            tier._pool = pool
         self.engine.runner.copies = self.shadow
         if self.breaking:
             runner: Any = self.engine.runner

@@ -28,9 +28,8 @@ from pagedsim.metrics.arms import Run
 from pagedsim.metrics.recorder import Recorder
 from pagedsim.run.job import Job, run_job
 from pagedsim.sim.disk import Disk
-from pagedsim.sim.links import Link, Way
 from pagedsim.sim.simulate import simulate
-from pagedsim.sim.store import Store
+from pagedsim.sim.store import Link, Store, Way
 from pagedsim.sim.transfers import Transfers
 from tests.run.studies import compose
 from tests.sim.harness import Constant

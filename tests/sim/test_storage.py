@@ -18,11 +18,10 @@ from pagedsim.run.job import Job, run_job
 from pagedsim.sglang import PrefetchSettings, SGLang, StoredHiCache
 from pagedsim.sim import storage
 from pagedsim.sim.environment import Environment
-from pagedsim.sim.links import Link, Way
 from pagedsim.sim.server import Server
 from pagedsim.sim.simulate import simulate
 from pagedsim.sim.storage import StorageJobs
-from pagedsim.sim.store import Store
+from pagedsim.sim.store import Link, Store, Way
 from pagedsim.sim.transfers import Transfers
 from tests.run.studies import compose
 from tests.sim.harness import Constant, Jobs

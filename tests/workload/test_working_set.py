@@ -43,10 +43,11 @@ def test_it_counts_distinct_tokens_of_the_last_minute(kind: str, tmp_path: Path)
     end = begin + random.uniform(0, 90, len(made))
     output = random.integers(0, made.output_len, endpoint=True).astype(np.int32)
     begin[:2], end[2] = nan, inf
-    sizes = working_set(made.prompts, rows, begin, end, output)  # type: ignore[arg-type]
+    assert made.prompts is not None
+    sizes = working_set(made.prompts, rows, begin, end, output)
     tokens = [touched(made, row, output.item(row)) for row in rows.tolist()]
     for now, size in zip(begin.tolist(), sizes.tolist(), strict=True):
-        there = np.flatnonzero((begin <= now) & (now < end + WINDOW)).tolist()
-        expected = len(set().union(*(tokens[row] for row in there)))
+        touching = np.flatnonzero((begin <= now) & (now < end + WINDOW)).tolist()
+        expected = len(set().union(*(tokens[row] for row in touching)))
         assert size == expected or (np.isnan(now) and np.isnan(size))
     assert np.nanmax(sizes) > 2 * made.prompt_len.max()

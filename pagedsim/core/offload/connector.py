@@ -199,6 +199,7 @@ class OffloadConnector:
 
     def close(self, plan: StepPlan) -> None:
         """The requests of a step are chosen: store what it will have computed."""
+        received, self.received = self.received, set()
         if self._nothing_to_do(plan):
             return
         flushed: set[int] = set()
@@ -206,7 +207,7 @@ class OffloadConnector:
             if (account := self._accounts.get(preemption.request)) is not None:
                 flushed.update(account.jobs)
         ended, self._ended = self._ended, []
-        taken = self._taken(plan) if ended or len(self._fences) else set()
+        taken = received | self._taken(plan) if ended or len(self._fences) else set()
         flushed |= self._fences.crossed(taken)
         stores = self._stores(plan)
         for account in ended:
@@ -226,7 +227,6 @@ class OffloadConnector:
                 self._rounds = 0
             elif self.step.promotions:
                 self._rounds += 1
-        self.received = set()
         self.step.held_back = self.host.held_back
         plan._transfers = [*self._loads, *stores]
         plan._flushed = [*sorted(flushed), *self._waited_for]
@@ -240,7 +240,7 @@ class OffloadConnector:
 
     def _taken(self, plan: StepPlan) -> set[int]:
         """Blocks that were allocated in this step, and all those of requests admitted in it."""
-        taken = self.received
+        taken: set[int] = set()
         for request in self._admitted:
             for table in request._tables:
                 taken.update(table)
