@@ -29,7 +29,16 @@ from pagedsim.server import ServerSpec
 from pagedsim.sglang import HiCache, HiCacheOffload
 from pagedsim.sglang.radix import to_root
 from tests.engine.test_cache_memory import SlowBus
-from tests.engine.test_equality import GREEDY, LONGEST, PROMPTS, TOKENS, prompts, small, wanted
+from tests.engine.test_equality import (
+    BLOCK,
+    GREEDY,
+    LONGEST,
+    PROMPTS,
+    TOKENS,
+    prompts,
+    small,
+    wanted,
+)
 
 Contents = dict[tuple[Hashable, int], torch.Tensor]
 """By the key of a chunk, and the number of a block in it."""
@@ -402,6 +411,32 @@ def test_an_engine_waits_for_a_copy_where_nothing_else_can_be_done() -> None:
                 loads.haste = 1.0
     assert loads.haste == 1.0
     case.check({})
+
+
+def test_requests_whose_promotions_evict_one_another_are_served(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = small(
+        "llama",
+        cpu_blocks=0,
+        batching="unified",
+        memory="prefix",
+        blocks=3,
+        max_model_len=3 * BLOCK,
+        max_batched_tokens=BLOCK,
+        offload={"chunks": 1, "tiers": {"disk": {"folder": str(tmp_path)}}},
+    )
+    answers = []
+    for number, start in enumerate((1, 50, 1)):
+        prompt = [start + token for token in range(2 * BLOCK + 1)]
+        engine.add_request(number, prompt, replace(GREEDY, max_tokens=1))
+        while engine.has_unfinished_requests():
+            answers += [output.outputs[0].token_ids for output in engine.step()]
+    assert answers[0] == answers[2]
+    assert caplog.messages == [
+        "requests wait for blocks that evict one another from host memory, as in vLLM; "
+        "from now on offload.protect_promoted=true"
+    ]
 
 
 def test_metrics_tell_what_was_copied() -> None:
