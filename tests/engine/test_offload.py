@@ -426,11 +426,13 @@ def test_requests_whose_promotions_evict_one_another_are_served(
         max_batched_tokens=BLOCK,
         offload={"chunks": 1, "tiers": {"disk": {"folder": str(tmp_path)}}},
     )
+    (tier,) = engine.files
+    tier._pool = LatePool(random.Random(0), 1.0, 0.0)
     answers = []
     for number, start in enumerate((1, 50, 1)):
         prompt = [start + token for token in range(2 * BLOCK + 1)]
         engine.add_request(number, prompt, replace(GREEDY, max_tokens=1))
-        while engine.has_unfinished_requests():
+        while engine.has_unfinished_requests() or engine.copying:
             answers += [output.outputs[0].token_ids for output in engine.step()]
     assert answers[0] == answers[2]
     assert caplog.messages == [
