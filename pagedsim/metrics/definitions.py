@@ -219,7 +219,7 @@ def hit_rate(group: RequestGroup) -> float:
     return ratio(group.total("cached_tokens"), float(prompts))
 
 
-@METRICS.group("GPU hits", "count", MORE)
+@METRICS.group("GPU hits", "count", NEITHER)
 def gpu_hit_tokens(group: RequestGroup) -> float:
     """Tokens found in the GPU's prefix cache at any admission: with the hits below it and prefilled
     tokens, all that requests needed before they could decode, again after preemptions."""
