@@ -231,7 +231,7 @@ class Runs:
 
     def notices(self) -> Iterator[str]:
         """What a reader must know of the runs, each line once, with in how many it is so."""
-        every = list(self.finished.values())
+        every = self.in_order
         noticed = [Notice(**notice) for run in every for notice in run.summary.get("notices", ())]
         counts = Counter(notice.what for notice in of_one_kind(noticed))
         for what, count in counts.items():

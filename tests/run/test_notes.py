@@ -15,11 +15,12 @@ from pagedsim.policies.aging import Aging
 from pagedsim.policies.fairness import DRR, VTC
 from pagedsim.policies.slo import SLO
 from pagedsim.policies.victims import VictimRule
-from pagedsim.run.job import Job, run_job
+from pagedsim.run.job import Arm, Job, run_job
 from pagedsim.run.parts import refuse_unmet, remarks
 from pagedsim.run.publish import blocks_notes
+from pagedsim.run.runs import Runs
 from pagedsim.workload import Workload
-from tests.run.studies import carried_out, settings_of
+from tests.run.studies import carried_out, command, settings_of
 
 # -- one run of one arm: what its summary says to a reader -----------------------------------------
 
@@ -43,6 +44,19 @@ def test_tokens_of_all_beams_are_noted(tmp_path: Path, asked: str) -> None:
     told = _summary(tmp_path, "experiment=single", "workload.requests=3", f"workload.{asked}=4")
     said = [notice["what"] for notice in told["notices"]]
     assert any(text.endswith("one beam is 1 of 4") for text in said) == (asked == "beam")
+
+
+def test_notices_are_in_the_order_of_the_arms_whichever_run_ends_first(tmp_path: Path) -> None:
+    words = ["experiment=single", "workload.requests=3"]
+    runs = Runs(command(tmp_path, *words))
+    arms = [Arm("a", ["policy=vtc"]), Arm("b", ["policy=drr"])]
+    runs.jobs = runs.jobs_of(arms, str)
+    both = {(job.arm, job.number): run_job(job, StoppableRecorder()) for job in runs.jobs}
+    lines = []
+    for keys in (list(both), list(both)[::-1]):
+        runs.finished = {key: run for key in keys if isinstance(run := both[key], Run)}
+        lines.append(list(runs.notices()))
+    assert lines[0] == lines[1] and len(lines[0]) > 1
 
 
 ENERGY = ("energy_j", "mean_watts", "tokens_per_joule")
