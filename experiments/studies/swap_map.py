@@ -7,11 +7,9 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from pagedsim.backends.base import Backend
 from pagedsim.core import ConfigError
 from pagedsim.experiments.papers.reproduction import Reproduction
 from pagedsim.experiments.studies.block_sizes import require_sizes
-from pagedsim.fidelity.engine_model import RecordedPrices
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.compare import Estimate, estimate, paired_ratio
 from pagedsim.metrics.result import Listing, Row
@@ -56,15 +54,8 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SwapMap(Reproduction):
-    """Prices over the whole grid, and whole runs where memory runs out.
+    """Prices over the whole grid, and whole runs where memory runs out."""
 
-    On the engine there is one model and one machine: prices are measured there, by layout and
-    block size, and whole runs are of `usual` blocks.
-    """
-
-    backends = ("sim", "engine")
-
-    backend: Backend
     models: Sequence[str]
     """The first is the paper's."""
     modern: Annotated[str, In("models")]
@@ -75,20 +66,17 @@ class SwapMap(Reproduction):
     """The bus that each machine has."""
     sizes: Sequence[int]
     usual: int
-    """The block size that findings and whole runs are of."""
+    """The block size that findings are of."""
     length: Annotated[int, Number(1)]
     """Tokens of the sequence whose price the map shows."""
     batch: Annotated[Sequence[int], Number(1)]
     """Decodes in the step of a recompute, and the sum of their contexts."""
     batchings: Mapping[str, Sequence[str]]
     """Overrides of whole runs by name."""
-    measured: Sequence[int]
-    """Block sizes with measured prices on the engine."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_sizes("sizes", self.sizes)
-        require_sizes("measured", self.measured, least=0)
         if len(self.batch) != 2:
             what = "must be two numbers: decodes, and their tokens"
             raise ConfigError(f"batch={list(self.batch)}: {what}")
@@ -99,8 +87,6 @@ class SwapMap(Reproduction):
                 raise ConfigError(f"own={dict(self.own)}: must name one of buses for {machine}")
 
     def arms(self) -> Mapping[str, Sequence[str]]:
-        if self.backend.alone:
-            return dict(self._engine_arms())
         return {
             f"{model}, {machine}, {batching}: {way}": [
                 *(f"model={model}", *self.machines[machine], *self.batchings[batching], *changes)
@@ -109,24 +95,7 @@ class SwapMap(Reproduction):
             for way, changes in WAYS.items()
         }
 
-    def _engine_arms(self) -> Iterator[tuple[str, Sequence[str]]]:
-        for way, changes in WAYS.items():
-            for size in sorted({self.usual, *self.measured}) if "cheapest" in way else [self.usual]:
-                base = [f"memory.block_size={size}", *changes]
-                if tokens := getattr(self.backend, "cache_tokens", None):
-                    # Room for several times what a small cache holds; making more takes long.
-                    base.append(f"memory.cpu_blocks={4 * max(tokens // size, 1)}")
-                if size == self.usual:
-                    yield way, base
-                else:  # for its prices alone
-                    yield f"{way}, blocks of {size}", [*base, "workload.requests=1"]
-
     def read_arms(self, runs: Mapping[str, Sequence[Run]]) -> Analysis:
-        return self._read_engine(runs) if self.backend.alone else self._read(runs)
-
-    # -- in the simulator --------------------------------------------------------------------------
-
-    def _read(self, runs: Mapping[str, Sequence[Run]]) -> Analysis:
         grid = dict(self._grid(runs))
         effects = {
             (model, machine, batching): _effects(runs, f"{model}, {machine}, {batching}: ")
@@ -302,53 +271,6 @@ class SwapMap(Reproduction):
         if not won or len(won) == len(self.sizes):
             return "always" if won else "never"
         return f"{won[0]} to {won[-1]}" if len(won) > 1 else f"{won[0]}"
-
-    # -- on the engine -----------------------------------------------------------------------------
-
-    def _read_engine(self, runs: Mapping[str, Sequence[Run]]) -> Analysis:
-        prices = {
-            arm: (of[0].summary["machine"], RecordedPrices(of[0].summary["machine"]["prices"]))
-            for arm, of in runs.items()
-            if arm.startswith("cheapest")
-        }
-        rows, losses = [], []
-        for arm, (machine, price) in prices.items():
-            size = machine["block_size"]
-            tokens = min(self.length, machine["blocks"] * size)
-            swap, again = price.swap_seconds(-(-tokens // size)), price.recompute_seconds(tokens)
-            copies = arm.removeprefix("cheapest, ").partition(", blocks")[0]
-            times = [_ms(swap, ""), _ms(again, "")]
-            rows.append([f"{copies}, blocks of {size}", f"{tokens}", *times])
-            losses.append((swap / again, f"{copies} in blocks of {size}"))
-        effects = _effects(runs, "")
-        machine = next(iter(prices.values()))[0]
-        least, most = min(losses), max(losses)
-        head = ["", "tokens", "swap, ms", "recompute"]
-        table = [[way, _sure(effects[way])] for way in list(WAYS)[1:]]
-        return Analysis(
-            finding=[
-                f"{machine['model']} on {machine['device']}: of what computing a sequence again "
-                f"takes, swapping it out and in takes {least[0]:.3g} times with {least[1]} and "
-                f"{most[0]:.3g} times with {most[1]}, as measured.",
-                f"Whole runs in blocks of {self.usual}: swap with a copy a block changes output "
-                f"tokens/s by {_sure(effects['swap, a copy a block'])} % against recompute.",
-            ],
-            rows=[],
-            listings=[
-                Listing("Prices, measured before the runs", head, rows),
-                Listing(
-                    f"Whole runs: {_per_second(runs['recompute'])} output tokens/s under "
-                    "recompute; others against it",
-                    ["", "change, % (95 % confidence)"],
-                    table,
-                ),
-            ],
-            notes=[
-                "times are of the machine that ran this, and of all that it did; backend.clock=cpu "
-                "counts those of the processor"
-            ],
-            data={"prices_ms": rows, "machine": machine["device"]},
-        )
 
 
 def _effects(runs: Mapping[str, Sequence[Run]], where: str) -> dict[str, Estimate]:

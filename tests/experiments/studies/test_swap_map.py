@@ -8,9 +8,6 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from pagedsim.backends.base import Backend
-from pagedsim.backends.engine import Engine
-from pagedsim.backends.sim import Simulated
 from pagedsim.experiments.studies.swap_map import WAYS, SwapMap
 from pagedsim.metrics.arms import Run
 from tests.sim.shapes import CONF
@@ -19,12 +16,11 @@ MODELS = ("opt-13b", "llama-2-7b", "llama-3.1-8b")
 HARDWARE = {"A100": "a100-80gb", "H100": "h100"}
 
 
-def study(backend: Backend, **more: Any) -> SwapMap:
+def study(**more: Any) -> SwapMap:
     settings: dict[str, Any] = {
         "title": "t",
         "question": "q",
         "source": "s",
-        "backend": backend,
         "models": MODELS,
         "modern": "llama-3.1-8b",
         "machines": {name: [f"hardware={gpu}"] for name, gpu in HARDWARE.items()},
@@ -35,7 +31,6 @@ def study(backend: Backend, **more: Any) -> SwapMap:
         "length": 1024,
         "batch": [25, 8000],
         "batchings": {"unified": ["batching=unified"]},
-        "measured": [4, 16],
     }
     return SwapMap(**(settings | more))
 
@@ -67,7 +62,7 @@ def runs(simulated: SwapMap) -> dict[str, list[Run]]:
 
 
 def test_prices_are_the_cost_models_over_the_whole_grid() -> None:
-    simulated = study(Simulated())
+    simulated = study()
     arms = simulated.arms()
     assert len(arms) == len(MODELS) * len(HARDWARE) * len(WAYS)
     assert arms["llama-3.1-8b, H100, unified: swap, a copy a layer"] == [
@@ -84,35 +79,3 @@ def test_prices_are_the_cost_models_over_the_whole_grid() -> None:
         [2 * 1024 * (tokens / 16 + 5e-6), 2 * 64 * (tokens + 5e-6), 2 * 4 * (16 * tokens + 5e-6)]
     )
     assert one["recompute"] > one["beside"] > 0
-
-
-def test_the_engine_measures_prices_and_serves_each_way_once() -> None:
-    arms = study(Engine(cache_tokens=1024)).arms()
-    assert set(arms) == {
-        *WAYS,
-        "cheapest, a copy a layer, blocks of 4",
-        "cheapest, a copy a block, blocks of 4",
-    }
-    assert "workload.requests=1" in arms["cheapest, a copy a block, blocks of 4"]
-    assert "memory.cpu_blocks=256" in arms["swap, a copy a block"]
-    assert not any(
-        change.startswith(("model=", "hardware=")) for arm in arms.values() for change in arm
-    )
-
-
-def test_measured_prices_are_reported() -> None:
-    engine = study(Engine())
-    machine = {
-        **{"block_size": 16, "blocks": 64, "model": "tiny", "device": "CPU"},
-        "prices": {"prefill": (0.0, 1e-3), "transfer": (0.0, 2e-3)},
-    }
-    made = {
-        arm: [
-            Run(arm, 0, Path(), {}, {"output_tokens_per_s": 100.0, "machine": dict(machine)}),
-            Run(arm, 1, Path(), {}, {"output_tokens_per_s": 100.0, "machine": dict(machine)}),
-        ]
-        for arm in engine.arms()
-    }
-    reading = engine.read_arms(made)
-    assert reading.listings[0].rows[0][1:] == ["1024", "256", "1,024"]
-    assert "0.25 times with" in reading.finding[0]
