@@ -30,7 +30,7 @@ from pagedsim.report.caches import draw_sources, draw_working_set, sources_of
 from pagedsim.report.figures import FigureSpec
 from pagedsim.report.gantt import ROWS, busiest, draw_gantt
 from pagedsim.report.load import draw_load, draw_service, tells_of_service
-from pagedsim.report.replicas import draw_balance, draw_replicas
+from pagedsim.report.replicas import draw_balance
 from pagedsim.report.style import (
     GRID,
     INK,
@@ -207,20 +207,6 @@ def working_set(study: Arms) -> FigureSpec | None:
         "against what memory has room for (dotted, where it is near); "
         f"seed {study.runs[0].seed}.",
         partial(draw_working_set, study),
-    )
-
-
-@plot
-def replicas(study: Arms) -> FigureSpec | None:
-    """Load of each replica of a cluster."""
-    if not study.of_fleets:
-        return None
-    return FigureSpec(
-        "Replica by replica",
-        "Each dot is a replica, each bar the mean over replicas. Load is the tokens that steps "
-        "computed, over the mean of a role; busy is the share of the makespan that they took; "
-        f"seed {study.runs[0].seed}.",
-        partial(draw_replicas, study),
     )
 
 

@@ -183,54 +183,6 @@ def _each(facts: Mapping[str, float], name: str) -> str:
 BINS = 240
 _NAMED = 16
 """Maximum number of replicas with tick labels."""
-_MOST_ARMS = 12
-
-
-def draw_replicas(study: Arms) -> Figure:
-    """A panel per quantity, a row per arm, a dot per replica, a bar at their mean."""
-    arms = [arm for arm in study.arms if study.of(arm)[0].replicas][:_MOST_ARMS]
-    rows = {arm: study.of(arm)[0].replicas for arm in arms}
-    look = looks(study.arms, bool(study.swept))
-    panels = _panels(list(rows.values()))
-    figure = new_figure(0.95 + 0.42 * len(arms))
-    every = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
-    for axes, (title, values) in zip(every, panels, strict=True):
-        for line, (arm, some) in enumerate(zip(arms, values, strict=True)):
-            known = np.asarray(some)[~np.isnan(some)]
-            # Dots are spread across their row, the same way each time.
-            places = line + 0.5 * ((np.arange(len(known)) * 0.618034) % 1 - 0.5)
-            dots = {"alpha": 0.75 if len(known) <= 64 else 0.3, "mew": 0}
-            axes.plot(known, places, "o", ms=4.5, color=look[arm].colour, ls="", **dots)
-            if len(known):
-                middle = float(known.mean())
-                axes.plot([middle] * 2, [line - 0.36, line + 0.36], color=INK, lw=1.2)
-        axes.set_title(title)
-        largest = max((value for some in values for value in some if value > 0), default=1.0)
-        axes.set_xlim(0, 1.08 * largest)
-        axes.grid(axis="y", visible=False)
-        axes.tick_params(axis="y", length=0)
-        tidy(axes)
-    every[0].set_yticks(range(len(arms)), [short(arm, 20) for arm in arms], color=INK)
-    every[0].set_ylim(len(arms) - 0.45, -0.55)
-    margins(figure, left=0.35 + 0.075 * max(len(short(arm, 20)) for arm in arms), top=0.35)
-    figure.subplots_adjust(wspace=0.14)
-    return figure
-
-
-def _panels(every: list[list[dict[str, Any]]]) -> list[tuple[str, list[list[float]]]]:
-    """Panel titles with units, and the values of each arm's replicas."""
-    panels = [
-        (title, [[100 * row[name] for row in rows] for rows in every])
-        for title, name in (("Load (% of mean)", "load"), ("Busy (%)", "busy"))
-    ]
-    for name in ("hit_rate", "ttft_mean", "tpot_mean"):
-        values = [[float(row[name]) for row in rows] for rows in every]
-        if name == "hit_rate" and not any(value > 0 for some in values for value in some):
-            continue
-        scale = scale_of(name, [value for some in values for value in some if value == value])
-        scaled = [[value * scale.factor for value in some] for some in values]
-        panels.append((f"{label_of(name)} ({scale.suffix})", scaled))
-    return panels
 
 
 def draw_balance(study: Arms) -> Figure:
