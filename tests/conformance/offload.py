@@ -123,7 +123,7 @@ class Host:
         begun = {one.job for one in plan.transfers if one.direction is Direction.LOAD}
         fields: dict[str, Any] = {
             "holding": [request.id for request in self.scheduler.holding],
-            "loading": sorted(request.id for request in connector.loaders),
+            "loading": sorted(request.id for request in connector.loads.loaders),
             "lookups": [
                 [one.request, one.hit, one.tokens, *([one.why] if one.why else [])]
                 for one in step.lookups

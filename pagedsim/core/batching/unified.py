@@ -13,7 +13,7 @@ from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.errors import require_whole
 from pagedsim.core.memory import Fit
 from pagedsim.core.offload.admission import LoadingAdmission
-from pagedsim.core.offload.connector import OffloadConnector
+from pagedsim.core.offload.loads import Loads
 from pagedsim.core.plan import StepPlan, prefill_left, prefill_tokens, span
 from pagedsim.core.queues import Queues
 from pagedsim.core.request import Request
@@ -46,7 +46,7 @@ class Unified(Batching):
             if queues.connector is None:
                 self._serve_waiting(queues, plan, budget)
             elif len(queues.waiting) or len(queues.holding):
-                self._serve_with_loads(queues, plan, budget, queues.connector)
+                self._serve_with_loads(queues, plan, budget, queues.connector.loads)
         queues.decode(plan)
 
     def never_fits(self, queues: Queues, request: Request) -> str | None:
@@ -142,12 +142,10 @@ class Unified(Batching):
                 break
             budget -= taken
 
-    def _serve_with_loads(
-        self, queues: Queues, plan: StepPlan, budget: int, connector: OffloadConnector
-    ) -> None:
+    def _serve_with_loads(self, queues: Queues, plan: StepPlan, budget: int, loads: Loads) -> None:
         """The same where tokens may come from a host tier."""
         queues.waiting.arrange()
-        admission = LoadingAdmission(queues, connector, plan, self.longest_chunk, self.refused)
+        admission = LoadingAdmission(queues, loads, plan, self.longest_chunk, self.refused)
         while budget > 0 and queues.seats < queues.max_seqs:
             taken = admission.admit(budget)
             if not taken:

@@ -1,6 +1,6 @@
 """vLLM's KV offloading: a tier of host memory below the GPU, to which blocks are copied and back.
 
-Start reading at `connector.py`; `admission.py` is how waiting requests meet it.
+Start reading at `connector.py`, then `loads.py`; `admission.py` is how waiting requests meet them.
 """
 
 from pagedsim.core.compiled import own_abc_registry

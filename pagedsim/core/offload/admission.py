@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pagedsim.core.memory import Fit
-from pagedsim.core.offload.connector import DEFERRED, OffloadConnector
+from pagedsim.core.offload.loads import DEFERRED, Loads
 from pagedsim.core.plan import StepPlan, prefill_left, prefill_tokens, span
 from pagedsim.core.queues import Queues
 from pagedsim.core.request import Request
@@ -22,7 +22,7 @@ class LoadingAdmission:
     def __init__(
         self,
         queues: Queues,
-        connector: OffloadConnector,
+        loads: Loads,
         plan: StepPlan,
         longest_chunk: int,
         refused: Callable[[Queues, Request], str | None],
@@ -31,7 +31,7 @@ class LoadingAdmission:
         self._queues = queues
         self._refused = refused
         self._memory = queues.memory
-        self._connector = connector
+        self._loads = loads
         self._plan = plan
         self._longest_chunk = longest_chunk
         self._holding: list[Request] = []  # they go back to the front of their queue, in this order
@@ -42,7 +42,7 @@ class LoadingAdmission:
         queues = self._queues
         while len(queues.holding):
             request = queues.holding.head
-            if self._connector.arrived(request):
+            if self._loads.arrived(request):
                 return self._join(request, budget)
             self._holding.append(queues.holding.pop())
         while len(queues.waiting):
@@ -73,20 +73,20 @@ class LoadingAdmission:
             return 0
         count = self._chunk(prefill_left(request, memory), budget)
         queues.join(self._plan, count)
-        self._connector.admitted(request)
+        self._loads.admitted.append(request)
         return count
 
     def _admit_waiting(self, request: Request, budget: int) -> int | None:
         """Admit the head of waiting; returns the tokens that it gets, 0 if it does not fit, and
         None if the next one is to be tried."""
-        queues, memory, connector = self._queues, self._memory, self._connector
+        queues, memory, loads = self._queues, self._memory, self._loads
         hit = memory.lookup(request)
         cached = len(hit) * memory.block_size
-        loaded = connector.lookup(request, cached)
+        loaded = loads.lookup(request, cached)
         if loaded == DEFERRED:
             self._deferred.append(queues.waiting.pop())
             return None
-        waits = loaded > 0 and connector.waits_for(request, loaded)
+        waits = loaded > 0 and loads.waits_for(request, loaded)
         if memory.fit(request, span(request), queues.guarded(hit), hit) is not Fit.NOW:
             return 0
         if loaded and not waits:
@@ -95,15 +95,15 @@ class LoadingAdmission:
             if not queues.admits(request):
                 return 0
             self._holding.append(queues.hold_for_load(cached + loaded, hit))
-            connector.found(request, loaded, wait=False)
+            loads.found(request, loaded, wait=False)
             return None
         if not queues.admits(request):
             return 0
         left = prefill_tokens(request, memory) - cached - loaded
         count = self._chunk(left, budget)
         queues.start(self._plan, count, hit, loaded=loaded)
-        connector.found(request, loaded, wait=waits)
-        connector.admitted(request)
+        loads.found(request, loaded, wait=waits)
+        loads.admitted.append(request)
         return count
 
     def _claimed(self) -> int:

@@ -1,18 +1,16 @@
 """vLLM's offloading connector as its scheduler sees it: what to load, store, defer and wait for.
 
-A *chunk* is one block or several, named by all tokens up to its end. A waiting request is looked up
-in the host tier after the GPU's prefix cache. What is found there is loaded while steps go on;
-until then the request is *holding*: it owns blocks and no seat. What a step computes is offered to
-the tier as chunks become whole. The blocks of a request that ends are free at once, although a
-store may still read them: that is flushed as soon as one of them is given to another.
+A *chunk* is one block or several, named by all tokens up to its end. What waiting requests find and
+load is in `loads.py`. What a step computes is offered to the tier as chunks become whole. The
+blocks of a request that ends are free at once, although a store may still read them: that is
+flushed as soon as one of them is given to another.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import Final, NamedTuple, SupportsIndex
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from typing import Final, SupportsIndex
 
 from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.errors import (
@@ -23,41 +21,25 @@ from pagedsim.core.errors import (
     require_whole,
     unknown,
 )
-from pagedsim.core.memory import Memory, PrefixMemory
-from pagedsim.core.memory.prefix import page_keys
+from pagedsim.core.memory import Memory
 from pagedsim.core.offload.account import Account
-from pagedsim.core.offload.eviction import ORDERS, WRITING, ChunkEviction, HostChunk
+from pagedsim.core.offload.chunks import Chunking
+from pagedsim.core.offload.eviction import ORDERS, WRITING, ChunkEviction
 from pagedsim.core.offload.fences import Fences
 from pagedsim.core.offload.host import HostTier
+from pagedsim.core.offload.jobs import Job, Jobs
+from pagedsim.core.offload.loads import Loads
 from pagedsim.core.offload.lower import LowerTier
-from pagedsim.core.offload.prices import HOST, LoadPrices, worth_loading
-from pagedsim.core.offload.promotions import MISS, UNKNOWN, LowerTiers
-from pagedsim.core.offload.record import Found, Lookup, OffloadStep
+from pagedsim.core.offload.prices import LoadPrices
+from pagedsim.core.offload.promotions import LowerTiers
+from pagedsim.core.offload.record import OffloadStep
 from pagedsim.core.plan import StepPlan, sampled_in
 from pagedsim.core.request import Request, RequestId, State
 from pagedsim.core.reservations import Placeholder, pass_blocks
 from pagedsim.core.transfers import Direction, Transfer
 
-DEFERRED: Final = -1
 ROUNDS: Final = 1000
 """So many steps in a row that bring chunks up, and neither compute nor load, are for ever."""
-
-
-def _host_tier(
-    capacity: int, order: Callable[[], ChunkEviction], threshold: int, tracked: int
-) -> HostTier:
-    return HostTier(capacity, order(), threshold, tracked)
-
-
-class Job(NamedTuple):
-    """A transfer in flight between the GPU and the host tier."""
-
-    account: Account
-    direction: Direction
-    chunks: Sequence[HostChunk]
-    blocks: Sequence[int]
-    waited_for: bool
-    """Whether its request runs in the step that begins it."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -103,39 +85,31 @@ class OffloadConnector:
                 f"store_threshold={threshold}: must be 0 or 1 with tiers below the host tier, "
                 "whose chunks get a place in it when they are first looked up"
             )
-        self._make_host = partial(_host_tier, capacity, eviction, threshold, tracked)
+        self._host_settings = capacity, eviction, threshold, tracked
         self._tiers = tuple(tiers)
         self._prices = prices
-        self._number = 0  # of the next job
-        self._reset()
+        self._jobs = Jobs()
+        self.jobs: dict[int, Job] = self._jobs.in_flight
 
     def _reset(self) -> None:
         """Nothing is stored, and nothing in flight."""
-        self.host: HostTier = self._make_host()
+        capacity, order, threshold, tracked = self._host_settings
+        self.host = HostTier(capacity, order(), threshold, tracked)
         for tier in self._tiers:
             tier.clear()
         self.lower = LowerTiers(self._tiers, self.host, self._protecting)
-        self.jobs: dict[int, Job] = {}
-        self.loaders: dict[Request, bool] = {}
-        """Requests that have not been scheduled since their load began: whether it has ended."""
-        self._accounts: dict[Request, Account] = {}
+        self.jobs.clear()
+        self.loads = Loads(
+            self.chunking, self.host, self.lower, self._jobs, self.sync_tokens, self._prices
+        )
         self._ended: list[Account] = []  # since the last step was planned
         self._lingering: dict[int, Placeholder] = {}  # by load: blocks of requests that have ended
         self._in_steps: list[tuple[StepPlan, Placeholder]] = []  # blocks that a step still uses
         self._fences = Fences()
-        self._loading: set[Hashable] = set()  # chunks that others should find on the GPU soon
         self._refused: set[Account] = set()  # they repeat their offers
         self._rounds = 0  # steps that did nothing but bring chunks up, since others
         self.received: set[int] = set()
         """Blocks that were given to what comes from another server, since the last step."""
-        # Of the step that is being planned:
-        self.step = OffloadStep()
-        self._now = 0.0
-        self._sync_left = 0
-        self._sampling: set[Request] = set()  # they have a token in flight
-        self._admitted: list[Request] = []
-        self._loads: list[Transfer] = []
-        self._waited_for: list[int] = []
 
     def bind(
         self, memory: Memory, running: Mapping[Request, None], in_flight: Sequence[StepPlan]
@@ -144,9 +118,19 @@ class OffloadConnector:
         self._memory = memory
         self._running = running
         self._in_flight = in_flight
-        self._caching = isinstance(memory, PrefixMemory)
-        self.block_size = memory.block_size
-        self.chunk_size = memory.block_size * self.blocks_per_chunk
+        self.chunking = Chunking(memory, self.blocks_per_chunk)
+        self._reset()
+
+    @staticmethod
+    def require_limits(request: Request) -> None:
+        """Raise RequestError for limits of a request that are none."""
+        if request._extra:
+            Account(request)
+
+    @property
+    def step(self) -> OffloadStep:
+        """What was decided with the last step."""
+        return self.loads.step
 
     @property
     def transferring(self) -> bool:
@@ -162,6 +146,16 @@ class OffloadConnector:
     def host_total(self) -> int:
         """Blocks that the host tier has room for."""
         return self.host.capacity * self.blocks_per_chunk
+
+    def host_tokens(self, request: Request, cached: int) -> int:
+        """Tokens of a request behind its `cached` ones that the host tier has, for routers."""
+        chunking, ready = self.chunking, 0
+        first = cached // chunking.size
+        for key in chunking.names(request, first, chunking.known(request) // chunking.size):
+            if (chunk := self.host.chunks.get(key)) is None or chunk.readers == WRITING:
+                break
+            ready += 1
+        return max((first + ready) * chunking.size - cached, 0)
 
     @property
     def promotes_for_ever(self) -> bool:
@@ -188,14 +182,11 @@ class OffloadConnector:
     def open(self, now: float) -> None:
         """A step is being planned."""
         self._now = now
-        self.step = OffloadStep()
+        self.loads.open(now)
         self.host.inserted, self.host.evicted = self.step.inserted, self.step.evicted
         self.host.held_back = 0
-        self._sync_left = self.sync_tokens
-        self._sampling = {request for plan in self._in_flight for request in sampled_in(plan)}
-        self._admitted = []
-        self._loads = []
-        self._waited_for = []
+        sampling = {request for plan in self._in_flight for request in sampled_in(plan)}
+        self.chunking.sampling = sampling
 
     def close(self, plan: StepPlan) -> None:
         """The requests of a step are chosen: store what it will have computed."""
@@ -204,7 +195,7 @@ class OffloadConnector:
             return
         flushed: set[int] = set()
         for preemption in plan._preemptions:
-            if (account := self._accounts.get(preemption.request)) is not None:
+            if (account := self.loads.accounts.get(preemption.request)) is not None:
                 flushed.update(account.jobs)
         ended, self._ended = self._ended, []
         taken = received | self._taken(plan) if ended or len(self._fences) else set()
@@ -223,17 +214,17 @@ class OffloadConnector:
             self._forget_if_done(account)
         if self.lower.tiers:
             self.lower.promote(self._now, self.step)
-            if plan._chunks or plan._decode_count or self._loads:
+            if plan._chunks or plan._decode_count or self.loads.begun:
                 self._rounds = 0
             elif self.step.promotions:
                 self._rounds += 1
         self.step.held_back = self.host.held_back
-        plan._transfers = [*self._loads, *stores]
-        plan._flushed = [*sorted(flushed), *self._waited_for]
+        plan._transfers = [*self.loads.begun, *stores]
+        plan._flushed = [*sorted(flushed), *self.loads.waited_for]
 
     def _nothing_to_do(self, plan: StepPlan) -> bool:
         """Whether a step stores nothing and waits for nothing, as most steps that only decode."""
-        news = plan._chunks or plan._preemptions or self._ended or self._loads
+        news = plan._chunks or plan._preemptions or self._ended or self.loads.begun
         return self.prompt_only and not (
             news or self._refused or len(self._fences) or self.lower.tiers
         )
@@ -241,14 +232,14 @@ class OffloadConnector:
     def _taken(self, plan: StepPlan) -> set[int]:
         """Blocks that were allocated in this step, and all those of requests admitted in it."""
         taken: set[int] = set()
-        for request in self._admitted:
+        for request in self.loads.admitted:
             for table in request._tables:
                 taken.update(table)
         for chunk in plan._chunks:
             for table in chunk._request._tables:
                 taken.update(table[self._memory.blocks_for(chunk._start) :])
         for request in plan.decodes:
-            if request.computed % self.block_size == 0:
+            if request.computed % self.chunking.block_size == 0:
                 taken.update(table[-1] for table in request._tables)
         return taken
 
@@ -266,7 +257,7 @@ class OffloadConnector:
         full = [
             request
             for request in requests
-            if (request._prompt_len + request.sampled_count - 1) % self.block_size == 0
+            if (request._prompt_len + request.sampled_count - 1) % self.chunking.block_size == 0
             and request in self._running
         ]
         for request in sorted(full, key=lambda request: request._seat):
@@ -274,199 +265,16 @@ class OffloadConnector:
 
     def uneventful(self, plan: StepPlan, limit: int, waiting: int) -> int:
         """After how many steps like `plan`, up to `limit`, there may be something to do."""
-        if self.transferring or self.loaders or self._refused or self._in_steps:
+        if self.transferring or self.loads.loaders or self._refused or self._in_steps:
             return 0
         if waiting and self.lower.tiers:
             return 0  # their answers change with time
         if not self.prompt_only:
             for request in plan.decodes:
                 computed = request.computed  # of which this step, or the next, may offer the end
-                boundary = ((computed - 1) // self.chunk_size + 1) * self.chunk_size
+                boundary = ((computed - 1) // self.chunking.size + 1) * self.chunking.size
                 limit = min(limit, boundary - computed - 2)
         return max(limit, 0)
-
-    # -- lookups and loads -----------------------------------------------------------------------
-
-    def lookup(self, request: Request, hit: int) -> int:
-        """Tokens after a `hit` on the GPU that can be loaded, or `DEFERRED`: ask again later."""
-        if request._num_seqs > 1:
-            return 0
-        tokens, why = self._lookup(self._account(request), hit)
-        self.step.lookups.append(Lookup(request._id, hit, tokens, why))
-        return tokens
-
-    @staticmethod
-    def require_limits(request: Request) -> None:
-        """Raise RequestError for limits of a request that are none."""
-        if request._extra:
-            Account(request)
-
-    def _account(self, request: Request) -> Account:
-        account = self._accounts.get(request)
-        if account is None:
-            account = self._accounts[request] = Account(request)
-        return account
-
-    def _lookup(self, account: Account, hit: int) -> tuple[int, str]:
-        account.mark = 0
-        if account.jobs:
-            return DEFERRED, "own"
-        account.hit, size = hit, self.chunk_size
-        last = self._known(account.request)
-        if account.most_loaded is not None:
-            last = min(last, hit + account.most_loaded)
-        last //= size
-        if last * size - hit < size:
-            return 0, ""
-        first = hit // size
-        names = self._names(account.request, last)[first:]
-        if self._prices is not None:
-            sources = [*self._sources(names, account)]
-            names = names[: worth_loading(self._prices, sources, size, hit - first * size)]
-        found = self._find(names, first, account)
-        if found == DEFERRED:
-            return DEFERRED, "pending"
-        end = (first + found) * size
-        if not found or end - hit < size:
-            return 0, ""
-        if self._caching and not self._loading.isdisjoint(names[:found]):
-            return DEFERRED, "loading"
-        return end - hit, ""
-
-    def _sources(self, names: Sequence[Hashable], account: Account) -> Iterator[int]:
-        """The tiers of a request's chunks, up to the first that none has."""
-        for key in names:
-            if key in self.host.chunks:
-                yield HOST
-            elif (tier := self.lower.holder(key, account, self._now)) is not None:
-                yield tier
-            else:
-                return
-
-    def host_tokens(self, request: Request, cached: int) -> int:
-        """Tokens of a request behind its `cached` ones that the host tier has, for routers."""
-        first = cached // self.chunk_size
-        names = self._names(request, self._known(request) // self.chunk_size)[first:]
-        ready = 0
-        for key in names:
-            if (chunk := self.host.chunks.get(key)) is None or chunk.readers == WRITING:
-                break
-            ready += 1
-        return max((first + ready) * self.chunk_size - cached, 0)
-
-    def _known(self, request: Request) -> int:
-        """Its tokens whose ids are known when the step is planned."""
-        if self._memory.with_tokens:
-            return request._prompt_len + request.sampled_count
-        return request.num_tokens - (request in self._sampling)
-
-    def _names(self, request: Request, count: int) -> list[Hashable]:
-        """The keys of its first chunks: those of the last block of each."""
-        per = self.blocks_per_chunk
-        keys = page_keys(request, count * per, self.block_size, self._memory.with_tokens)
-        return keys[per - 1 : count * per : per]
-
-    def _find(self, names: Sequence[Hashable], first: int, account: Account) -> int:
-        """How many chunks can be loaded from the first one on, or `DEFERRED`."""
-        found, deferred = 0, False
-        for place, key in enumerate(names, first):
-            if self.lower.tiers:
-                self.lower.collect_once(self._now, self.step)
-            chunk = self.host.chunks.get(key)
-            if chunk is not None:
-                deferred |= chunk.readers == WRITING
-            elif (answer := self.lower.find(key, place, account, self._now)) == MISS:
-                break
-            else:
-                deferred = True
-                if answer == UNKNOWN:
-                    continue
-            found += 1
-        return DEFERRED if deferred else found
-
-    def waits_for(self, request: Request, tokens: int) -> bool:
-        """Whether the step waits for a load of so many tokens, and the request runs in it."""
-        if tokens > self._sync_left or self._account(request).hit + tokens >= request.num_tokens:
-            return False
-        self._sync_left -= tokens
-        return True
-
-    def admitted(self, request: Request) -> None:
-        """A request joins the batch; if it was looked up, with a hit on the GPU alone."""
-        self._admitted.append(request)
-
-    def found(self, request: Request, tokens: int, wait: bool) -> None:
-        """A request that was looked up has its blocks now; the load of so many tokens begins.
-
-        `wait`: it runs in the same step; else it is holding.
-        """
-        if request._num_seqs > 1:
-            return
-        account = self._account(request)
-        self.lower.read(account)
-        first, end = account.hit // self.chunk_size, (account.hit + tokens) // self.chunk_size
-        names = self._names(request, end)[first:] if tokens else []
-        self._note_sources(account, names, first)
-        if not tokens:
-            return
-        chunks = [self.host.chunks[key] for key in names]
-        for chunk in chunks:
-            self.host.pin(chunk)
-        self.host.access(dict(zip(names, range(first, end), strict=True)), names, account)
-        account.mark = end
-        at = account.hit // self.block_size
-        blocks = request._tables[0][at : end * self.blocks_per_chunk]
-        places = self._blocks([chunk.place for chunk in chunks])
-        places = places[at - first * self.blocks_per_chunk :]
-        load = self._begin(account, Direction.LOAD, chunks, blocks, places, wait)
-        self._loads.append(load)
-        if wait:
-            self._waited_for.append(load.job)
-            return
-        self.loaders[request] = False
-        self._admitted.append(request)
-        if self._caching:
-            self._loading.update(names)
-
-    def _note_sources(self, account: Account, names: Sequence[Hashable], first: int) -> None:
-        """Record where the tokens of a request come from."""
-        size, lower = self.chunk_size, [0] * len(self.lower.tiers)
-        loaded = (first + len(names)) * size - account.hit if names else 0
-        if account.lower:
-            for place, key in enumerate(names, first):
-                if (number := account.lower.get(key)) is not None:
-                    lower[number] += size - max(account.hit - place * size, 0)
-        below = sum(lower)
-        self.step.found.append(Found(account.request._id, account.hit, loaded - below, lower))
-        account.request._loaded, account.request._stored = loaded, below
-
-    def _blocks(self, numbers: list[int]) -> list[int]:
-        """The blocks of chunks by their numbers, in host memory or in a request."""
-        per = self.blocks_per_chunk
-        if per == 1:
-            return numbers
-        return [number * per + block for number in numbers for block in range(per)]
-
-    def _begin(
-        self,
-        account: Account,
-        direction: Direction,
-        chunks: Sequence[HostChunk],
-        blocks: Sequence[int],
-        places: Sequence[int],
-        wait: bool = False,
-    ) -> Transfer:
-        number, self._number = self._number, self._number + 1
-        self.jobs[number] = Job(account, direction, chunks, blocks, wait)
-        account.jobs[number] = None
-        return Transfer(number, direction, account.request, blocks, places)
-
-    def arrived(self, request: Request) -> bool:
-        """Whether the load of a holding request has ended; if so, it is a loader no more."""
-        if self.loaders.get(request) is False:
-            return False
-        self.loaders.pop(request, None)
-        return True
 
     # -- stores ------------------------------------------------------------------------------------
 
@@ -481,8 +289,8 @@ class OffloadConnector:
         for request in order:
             if request._num_seqs > 1:
                 continue
-            account = self._account(request)
-            count = self._chunks_before(account, ends[request], self._known(request))
+            account = self.loads.account(request)
+            count = self._chunks_before(account, ends[request], self.chunking.known(request))
             if (store := self._offer(account, count, request._tables[0])) is not None:
                 stores.append(store)
         return stores
@@ -494,7 +302,7 @@ class OffloadConnector:
         if self.prompt_only:
             return ()
         # The last token of a chunk is known in the step that computes it, or one later.
-        size = self.chunk_size
+        size = self.chunking.size
         return [request for request in plan.decodes if (request.computed + 1) % size <= 1]
 
     def _chunks_before(self, account: Account, computed: int, known: int) -> int:
@@ -504,17 +312,20 @@ class OffloadConnector:
             end = min(end, account.most_stored)
         if self.prompt_only:
             end = min(end, account.request._prompt_len)
-        return end // self.chunk_size
+        return end // self.chunking.size
 
     def _offer(self, account: Account, count: int, table: Sequence[int]) -> Transfer | None:
         """Offer a request's next chunks, up to `count` in all; None: nothing of it is stored."""
         mark = account.mark
         if count <= mark:
             return None
-        names = account.names if account.ended else self._names(account.request, count)
+        if account.ended:
+            names = account.names[mark:count]
+        else:
+            names = self.chunking.names(account.request, mark, count)
         if self.lower.tiers:
             self.lower.collect(self._now, self.step)
-        offered = dict(zip(names[mark:count], range(mark, count), strict=True))
+        offered = dict(zip(names, range(mark, count), strict=True))
         chunks = self.host.offer(offered, account)
         if chunks is None:
             self.step.refused.append(account.request._id)
@@ -524,17 +335,17 @@ class OffloadConnector:
         account.mark = count
         if not chunks:
             return None
-        blocks = [table[n] for n in self._blocks([offered[chunk.key] for chunk in chunks])]
-        places = self._blocks([chunk.place for chunk in chunks])
-        return self._begin(account, Direction.STORE, chunks, blocks, places)
+        blocks = [table[n] for n in self.chunking.blocks([offered[chunk.key] for chunk in chunks])]
+        places = self.chunking.blocks([chunk.place for chunk in chunks])
+        return self._jobs.begin(Job(account, Direction.STORE, chunks, blocks), places)
 
     # -- ends --------------------------------------------------------------------------------------
 
     def leave(self, request: Request, finished: bool, computed: int) -> None:
         """A request ends, or leaves with so many tokens computed; its memory is freed next."""
-        account = self._accounts.pop(request, None) or Account(request)
+        account = self.loads.accounts.pop(request, None) or Account(request)
         self.lower.read(account)
-        arrived = self.loaders.pop(request, None)
+        arrived = self.loads.loaders.pop(request, None)
         if request._num_seqs == 1 and request._state is State.RUNNING and request._tables:
             account.table = list(request._tables[0])
             known = request._prompt_len + request.sampled_count
@@ -543,7 +354,7 @@ class OffloadConnector:
             end = max(request._prompt_len, request.num_tokens - 1) if finished else computed
             account.final = self._chunks_before(account, end, known)
             account.final = min(account.final, len(account.table) // self.blocks_per_chunk)
-            account.names = self._names(request, account.final)
+            account.names = self.chunking.names(request, 0, account.final)
         account.ended = True
         self._ended.append(account)
         for number in account.jobs:
@@ -597,15 +408,14 @@ class OffloadConnector:
                     self.step.cascades += self.lower.cascade(account, job.chunks, now)
                 self._fences.remove(number, job.blocks)
             else:
-                self.host.unpin(job.chunks)
-                self._loading.difference_update(chunk.key for chunk in job.chunks)
+                self.loads.end(job)
                 if (placeholder := self._lingering.pop(number, None)) is not None:
                     freed.append(placeholder)
                 elif number in failed and not job.waited_for:
-                    del self.loaders[account.request]
+                    del self.loads.loaders[account.request]
                     unloaded.append(account.request)
                 elif not job.waited_for:
-                    self.loaders[account.request] = True
+                    self.loads.loaders[account.request] = True
             if number in failed:
                 for chunk in job.chunks:
                     self.host.drop(chunk)
@@ -643,11 +453,11 @@ class OffloadConnector:
             else:
                 readers.update(chunk.key for chunk in chunks)
         self.host.check(readers, written)
-        for account in self._accounts.values():
+        for account in self.loads.accounts.values():
             if any(number not in self.jobs for number in account.jobs):
                 raise IntegrityError(f"{account.request!r} has transfers that are not in flight")
-        for request, arrived in self.loaders.items():
-            numbers = self._account(request).jobs
+        for request, arrived in self.loads.loaders.items():
+            numbers = self.loads.account(request).jobs
             if not arrived and all(
                 self.jobs[number].direction is Direction.STORE for number in numbers
             ):
