@@ -165,7 +165,7 @@ class FleetRun(BackendRun):
         self._dispatcher: Dispatcher | None = None
         for place in places:
             if not place.simulation.cost.by_totals:
-                raise ConfigError("cost: times of recorded steps are one server's, not a fleet's")
+                raise ConfigError("cost: by_totals=False is one server's, not a fleet's")
         self._refuse_misfits()
 
     @property

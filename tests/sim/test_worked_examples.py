@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from pagedsim.core import PagedsimError, StepPlan
+from pagedsim.core import StepPlan
 from pagedsim.experiments.studies.estimate_arithmetic import (
     Product,
     bound_of,
@@ -19,11 +16,10 @@ from pagedsim.experiments.studies.estimate_arithmetic import (
     timed,
 )
 from pagedsim.sim.capacity import capacity, cpu_blocks
-from pagedsim.sim.cost import CostModel, Decodes, Replay, Roofline
+from pagedsim.sim.cost import CostModel, Decodes, Roofline
 from pagedsim.sim.cost.base import step
 from pagedsim.sim.hardware import GIB, Hardware
 from pagedsim.sim.replica import Replica
-from tests.core.refusals import refusal
 from tests.sim.shapes import hardware, ideal, model, plan, replica
 
 SEVEN_BILLION = Replica(replace(model("llama-2-7b"), params=7e9), hardware("a10"))
@@ -140,63 +136,6 @@ def test_a_decode_of_llama_2_7b_product_by_product() -> None:
         assert one.flop == 2 * one.rows * one.inputs * one.outputs * one.times, name
     assert found["QKV"].bytes == 2 * 4096 * 3 * 4096 * 32
     assert found["scores"].bytes + found["values"].bytes == 16 * 1000 * 512 * 1024
-
-
-# -- cost models over another one: recorded durations by step number, and decodes alone ------------
-
-
-ESTIMATE = Roofline(replica("llama-3.1-8b", "h100"))
-
-
-def test_a_step_takes_what_the_recorded_one_took() -> None:
-    cost = Replay([0.5, 0.25], ESTIMATE)
-    assert cost.step_seconds(plan(100, number=0)) == 0.5
-    assert cost.step_seconds(plan(decodes=3, context=30, number=1)) == 0.25
-    assert str(cost.explain(plan(100, number=0))) == "prefill: 500 ms, recorded (step 0 100 %)"
-
-
-def test_the_end_of_the_recording_is_an_error() -> None:
-    cost = Replay({3: 0.5, 4: 0.25}, ESTIMATE, "steps.parquet")
-    with pytest.raises(PagedsimError) as caught:
-        cost.step_seconds(plan(number=5))
-    assert str(caught.value) == "steps.parquet: has steps 3 to 4, but the run needs a step 5"
-
-
-def test_swaps_are_in_the_recording_but_prices_are_estimated() -> None:
-    cost = Replay([0.5], ESTIMATE)
-    assert cost.swap_seconds(10) == 0.0
-    assert cost.prices().swap_seconds(10) == 2 * ESTIMATE.swap_seconds(10)
-    assert cost.recompute_seconds(10) == ESTIMATE.recompute_seconds(10)
-
-
-def test_loaded_from_a_runs_steps(tmp_path: Path) -> None:
-    path = tmp_path / "steps.parquet"
-    columns = {"step": [0, 1], "start": [0.0, 0.5], "end": [0.5, 0.75]}
-    pq.write_table(pa.table(columns), path)
-    cost = Replay.load(path, ESTIMATE.replica)
-    assert [cost.step_seconds(plan(number=i)) for i in (0, 1)] == [0.5, 0.25]
-    pq.write_table(pa.table({"step": [0]}), path)
-    refusal(lambda: Replay.load(path, ESTIMATE.replica), f"{path} | has no column start, end")
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "named"),
-    [
-        ("durations.json", "[0.5, -1]", "seconds of step 1=-1 | at least 0"),
-        ("durations.json", "[0.5, NaN]", "seconds of step 1=nan | a number"),
-        ("durations.json", '["a"]', "seconds of step 0='a' | a number"),
-        ("durations.json", "[]", "holds no steps"),
-        ("durations.json", '{"a": 1}', "must be a list of seconds"),
-        ("durations.json", "[", "is not JSON"),
-        ("steps.parquet", "no parquet", "cannot be read"),
-    ],
-)
-def test_a_bad_file_is_refused_with_its_path(
-    tmp_path: Path, name: str, text: str, named: str
-) -> None:
-    path = tmp_path / name
-    path.write_text(text)
-    refusal(lambda: Replay.load(path, ESTIMATE.replica), f"{path} | {named}")
 
 
 # -- decodes alone ---------------------------------------------------------------------------------

@@ -1,12 +1,11 @@
-"""Cost models of step times: roofline from data sheets, the sum of measured kernels, fitted, or
-replayed from a recording."""
+"""Cost models of step times: roofline from data sheets, the sum of measured kernels, or fitted."""
 
 from pagedsim.core.compiled import own_abc_registry
 from pagedsim.sim.cost.base import Breakdown, CostModel, Term, UnmeasuredError
+from pagedsim.sim.cost.decodes import Decodes
 from pagedsim.sim.cost.fitted import Fitted
 from pagedsim.sim.cost.fitting import Sample
 from pagedsim.sim.cost.measured import Measured
-from pagedsim.sim.cost.replay import Decodes, Replay
 from pagedsim.sim.cost.roofline import Roofline
 
 __all__ = [
@@ -15,7 +14,6 @@ __all__ = [
     "Decodes",
     "Fitted",
     "Measured",
-    "Replay",
     "Roofline",
     "Sample",
     "Term",

@@ -23,10 +23,9 @@ Bound = Literal[
     "launch",
     "host",
     "fitted",
-    "recorded",
 ]
 """The resource that bounds a part of a step: network, transfers between nodes; pipeline, idle
-stages; launch, fixed time of kernels; the last two if the model does not distinguish resources."""
+stages; launch, fixed time of kernels; fitted, where the model does not distinguish resources."""
 
 
 class UnmeasuredError(ConfigError):
@@ -86,7 +85,7 @@ class Breakdown:
             return f"{self.kind}: 0 ms"
         shares = [(term.name, round(100 * term.seconds / total)) for term in self.terms]
         parts = ", ".join(f"{name} {share} %" for name, share in shares if share)
-        bound = self.bound if self.bound in ("fitted", "recorded") else f"{self.bound}-bound"
+        bound = "fitted" if self.bound == "fitted" else f"{self.bound}-bound"
         return f"{self.kind}: {milliseconds(total)}, {bound} ({parts})"
 
 
