@@ -67,20 +67,27 @@ _COPIES = (
     (Direction.LOAD, "load", "CPU_to_GPU", "from the host tier"),
     (Direction.STORE, "store", "GPU_to_CPU", "to the host tier"),
 )
+_SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
+
+
+def _below(request: Request) -> int:
+    """Cached tokens of a request that were loaded from below the GPU."""
+    return min(request.hits.host + request.hits.storage, request.cached_tokens)
 
 
 class Metrics:
     """Counters and histograms since the server started."""
 
     def __init__(self) -> None:
-        self.prompt_tokens = 0
-        """Prompt tokens of requests that have their first token; each request counts once."""
+        self.prompt_tokens = dict.fromkeys(_SOURCES, 0)
+        """Prompt tokens of requests that have their first token, by where they came from; each
+        request counts once."""
         self.generation_tokens = 0
         self.preemptions = 0
-        self.cache_queries = 0
-        """Prompt tokens looked up in the prefix cache."""
-        self.cache_hits = 0
-        """Prompt tokens that were in it."""
+        self.cache_queries = self.cache_hits = 0
+        """Prompt tokens looked up in the GPU's prefix cache, and those that were in it."""
+        self.below_queries = self.below_hits = 0
+        """The rest, looked up in the host tier and below it, and what was loaded from there."""
         self.ended: Counter[str] = Counter()
         """Finished requests by finish reason."""
         self.copied_bytes = dict.fromkeys(Direction, 0)
@@ -118,9 +125,13 @@ class Metrics:
         for chunk in plan.chunks:
             if chunk.samples:
                 self._sampled(chunk.request, end)
-        if plan.hits:
-            self.cache_queries += sum([request.prompt_len for request, _ in plan.hits])
-            self.cache_hits += sum([tokens for _, tokens in plan.hits])
+        for request, tokens in plan.hits:
+            below = _below(request)
+            self.cache_queries += request.prompt_len
+            self.cache_hits += tokens - below
+            if scheduler.offloads:
+                self.below_queries += request.prompt_len - (tokens - below)
+                self.below_hits += below
         self.preemptions += len(plan.preemptions)
         self.generation_tokens += plan.decode_count
         if tokens := plan.prefill_tokens + plan.decode_count:
@@ -173,7 +184,10 @@ class Metrics:
             self._boarded.append((end, 1))
             return
         self.generation_tokens += request.num_seqs
-        self.prompt_tokens += request.prompt_len
+        below, cached = _below(request), request.cached_tokens
+        counts = (request.prompt_len - cached, cached - below, below)
+        for source, tokens in zip(_SOURCES, counts, strict=True):
+            self.prompt_tokens[source] += tokens
         self._boarded.append((end, request.num_seqs))
         if request.arrival is not None:
             self.first_token.add(end - request.arrival)
@@ -249,21 +263,26 @@ class Exporter(Collector):
         yield info
 
     def _counters(self) -> Iterator[Family]:
-        metrics = self._metrics
+        metrics, sources = self._metrics, self._metrics.prompt_tokens
         for name, text, value in (
-            ("prompt_tokens", "Prompt tokens of requests that began.", metrics.prompt_tokens),
+            ("prompt_tokens", "Prompt tokens of requests that began.", sum(sources.values())),
             ("generation_tokens", "Tokens sampled.", metrics.generation_tokens),
             ("num_preemptions", "Times that a request lost its place.", metrics.preemptions),
             ("prefix_cache_queries", "Prompt tokens looked up.", metrics.cache_queries),
             ("prefix_cache_hits", "Prompt tokens found in the cache.", metrics.cache_hits),
+            ("external_prefix_cache_queries", "The rest, looked up below.", metrics.below_queries),
+            ("external_prefix_cache_hits", "Tokens loaded from below.", metrics.below_hits),
         ):
             yield self._one(CounterMetricFamily, f"vllm:{name}", text, value)
-        ended = CounterMetricFamily(
-            "vllm:request_success", "Requests that ended.", labels=(*_LABELS, "finished_reason")
-        )
-        for reason in dict.fromkeys((*_REASONS, *metrics.ended)):
-            ended.add_metric((*self._labels, reason), metrics.ended[reason])
-        yield ended
+        reasons = {name: metrics.ended[name] for name in (*_REASONS, *metrics.ended)}
+        for name, text, label, counts in (
+            ("prompt_tokens_by_source", "Prompt tokens by source.", "source", sources),
+            ("request_success", "Requests that ended.", "finished_reason", reasons),
+        ):
+            family = CounterMetricFamily(f"vllm:{name}", text, labels=(*_LABELS, label))
+            for key, count in counts.items():
+                family.add_metric((*self._labels, key), count)
+            yield family
 
     def _copies(self, usage: float) -> Iterator[Family]:
         """Of a host tier."""

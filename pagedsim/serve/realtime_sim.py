@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -11,7 +12,7 @@ import simpy
 
 from pagedsim.core import Request, RequestError, RequestId, SamplingParams, Scheduler, StepPlan
 from pagedsim.core.plan import sampled_in
-from pagedsim.engine.output import Observer, RequestOutput, Tokenizer
+from pagedsim.engine.output import Observer, RequestOutput, Tokenizer, TransferObserver
 from pagedsim.serve.sim_output import FillerTokenizer, SimOutput
 from pagedsim.sim.environment import Environment
 from pagedsim.sim.server import AheadServer, Costs, Server
@@ -120,6 +121,8 @@ class RealtimeSimulator:
         self._events = SimEvents(observer)
         self._cost = FailureTrackingCost(cost)
         self._settings = settings
+        if settings.get("transfers") is not None and isinstance(observer, TransferObserver):
+            settings["transfers"].tell = partial(observer.transferred, waited=False)
         self._answers: dict[RequestId, SimOutput] = {}
         self._unqueued: list[RequestOutput] = []  # failed to be queued
         self._clock, self._epoch = clock, clock()

@@ -85,6 +85,10 @@ class CopyTimes:
         rate = replica.hardware.pcie * bus_efficiency
         return cls(replica.block_bytes / pieces, pieces, rate)
 
+    @property
+    def block_bytes(self) -> float:
+        return self.piece_bytes * self.pieces_per_block
+
     def load_by(self, blocks: int) -> By:
         """What loads so many blocks to the GPU; stores to the host are by DMA (vLLM 0.33)."""
         small = self.piece_bytes < KERNEL_BELOW

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Protocol
 
 from pagedsim.core import StepPlan
-from pagedsim.core.transfers import Direction, Transfer
+from pagedsim.core.transfers import Direction, EndedCopy, Transfer
 from pagedsim.sim.copies import By, Lane
 
 
 class Copies(Protocol):
     """How long copies of blocks take; `CopyTimes` is one."""
+
+    @property
+    def block_bytes(self) -> float:
+        """Of a block."""
 
     def load_by(self, blocks: int) -> By:
         """What loads so many blocks that a step does not wait for layer by layer."""
@@ -43,14 +47,16 @@ class Transfers:
         self._copies = copies
         self._layers = layers
         self._below = below
+        self.tell: Callable[[Sequence[EndedCopy]], None] | None = None
+        """Is told of transfers as they are found to have ended."""
         self.clear()
 
     def clear(self) -> None:
         """Forget what is in flight."""
         self._down, self._up = Lane(), Lane()
-        self._stores: deque[tuple[float, int]] = deque()  # when each ends, and its job
-        self._loads: deque[tuple[float, int]] = deque()
-        self._waited_for: list[int] = []  # loads that end with the step
+        self._stores: deque[tuple[float, EndedCopy]] = deque()  # when each ends
+        self._loads: deque[tuple[float, EndedCopy]] = deque()
+        self._waited_for: list[EndedCopy] = []  # loads that end with the step
         self._beside = 0.0  # when the loads beside the step end
 
     def next_end(self, below: bool = False) -> float:
@@ -74,11 +80,11 @@ class Transfers:
                 blocks = len(transfer.blocks)
                 seconds = self._copies.seconds(blocks, self._copies.load_by(blocks))
                 self._up.until += seconds
-                self._waited_for.append(transfer.job)
+                self._waited_for.append(self._copy(transfer, seconds))
                 begin = max(begin, now + seconds)
             elif not transfer.beside:
                 self._load(transfer, now, self._copies.load_by(len(transfer.blocks)))
-        ends = [end for end, job in (*self._stores, *self._loads) if job in flushed]
+        ends = [end for end, copy in (*self._stores, *self._loads) if copy.job in flushed]
         begin = max([begin, *ends])
         for transfer in plan._transfers:
             if transfer.beside and transfer.direction is Direction.LOAD:
@@ -86,15 +92,20 @@ class Transfers:
         return begin
 
     def _load(self, transfer: Transfer, now: float, by: By) -> float:
-        seconds = self._copies.seconds(len(transfer.blocks), by)
-        end = self._up.submit(now, seconds, by, self._down)
-        self._loads.append((end, transfer.job))
+        begin = max(now, self._up.until)
+        end = self._up.submit(now, self._copies.seconds(len(transfer.blocks), by), by, self._down)
+        self._loads.append((end, self._copy(transfer, end - begin)))
         return end
 
     def _store(self, transfer: Transfer, now: float) -> None:
         by: By = "kernel" if transfer.beside else "dma"
-        seconds = self._copies.seconds(len(transfer.blocks), by)
-        self._stores.append((self._down.submit(now, seconds, by, self._up), transfer.job))
+        begin = max(now, self._down.until)
+        end = self._down.submit(now, self._copies.seconds(len(transfer.blocks), by), by, self._up)
+        self._stores.append((end, self._copy(transfer, end - begin)))
+
+    def _copy(self, transfer: Transfer, seconds: float) -> EndedCopy:
+        size = len(transfer.blocks) * self._copies.block_bytes
+        return EndedCopy(transfer.job, transfer.direction, round(size), seconds, None)
 
     def end(self, begin: float, end: float) -> float:
         """The end of a step that would take from `begin` to `end` without loads beside it: a
@@ -118,10 +129,12 @@ class Transfers:
 
     def ended(self, now: float) -> list[int]:
         """The transfers that have ended by now, stores first; each is returned once."""
-        ended: list[int] = []
+        ended: list[EndedCopy] = []
         for queue in (self._stores, self._loads):
             while queue and queue[0][0] <= now:
                 ended.append(queue.popleft()[1])
         ended += self._waited_for
         self._waited_for = []
-        return ended
+        if ended and self.tell is not None:
+            self.tell(ended)
+        return [copy.job for copy in ended]

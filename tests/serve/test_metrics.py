@@ -8,10 +8,14 @@ import time
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import SamplingParams
+from pagedsim.core.offload import OffloadConnector
 from pagedsim.serve.async_engine import LagMonitor
 from pagedsim.serve.metrics import Metrics
 from pagedsim.serve.realtime_sim import RealtimeSimulator
+from pagedsim.sim.copies import CopyTimes
+from pagedsim.sim.transfers import Transfers
 from tests.serve.serving import Server, paced, serving, until
 from tests.serve.test_realtime_sim import Clock
 from tests.sim.harness import Constant
@@ -20,6 +24,7 @@ NAMES = {
     *("num_requests_running", "num_requests_waiting", "num_requests_swapped"),
     *("kv_cache_usage_perc", "cpu_cache_usage_perc", "cache_config_info"),
     *("prefix_cache_queries", "prefix_cache_hits", "num_preemptions"),
+    *("external_prefix_cache_queries", "external_prefix_cache_hits", "prompt_tokens_by_source"),
     *("prompt_tokens", "generation_tokens", "request_success"),
     *("iteration_tokens_total", "request_prompt_tokens", "request_generation_tokens"),
     *("request_params_n", "request_params_max_tokens", "time_to_first_token_seconds"),
@@ -29,6 +34,7 @@ NAMES = {
     "request_decode_time_seconds",
 }
 """What dashboards of vLLM ask for."""
+SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
 
 
 def numbers(server: Server, **labels: str) -> dict[str, float]:
@@ -111,6 +117,37 @@ def test_prefix_cache_lookups_are_counted() -> None:
         found = numbers(server)
     assert [one["prompt_tokens_details"]["cached_tokens"] for one in cached] == [0, 32]
     assert (found["prefix_cache_queries_total"], found["prefix_cache_hits_total"]) == (80, 32)
+
+
+def test_what_a_simulated_server_copies_and_finds_in_host_memory_is_counted() -> None:
+    metrics = Metrics()
+    scheduler = make_scheduler(
+        memory=make_memory("prefix", blocks=8, block_size=16),
+        batching="unified",
+        connector=OffloadConnector(64),
+    )
+    copies = Transfers(CopyTimes(1e6, 1, bus=1e9))
+    engine = RealtimeSimulator(
+        scheduler, Constant(0.02), speed=1000.0, observer=metrics, transfers=copies
+    )
+    with serving(engine, metrics=metrics) as server:
+        for token in (1, 2, 1):  # the second has the GPU's blocks of the first but two
+            server.post("/v1/completions", prompt=[token] * 100, max_tokens=2)
+        found = numbers(server)
+        told = {name: numbers(server, source=name) for name in SOURCES}
+        both = {name: numbers(server, transfer_type=name) for name in ("CPU_to_GPU", "GPU_to_CPU")}
+    gpu, host = found["prefix_cache_hits_total"], found["external_prefix_cache_hits_total"]
+    assert (found["prefix_cache_queries_total"], gpu + host) == (300, 96) and host > 0
+    assert found["external_prefix_cache_queries_total"] == 300 - gpu
+    assert [told[name]["prompt_tokens_by_source_total"] for name in SOURCES] == [204, gpu, host]
+    assert found["kv_offload_load_bytes_total"] == host / 16 * 1e6
+    assert found["kv_offload_store_bytes_total"] == 12 * 1e6
+    assert found["kv_offload_load_size_count"] == 1
+    assert found["kv_offload_load_time_total"] == pytest.approx(
+        CopyTimes(1e6, 1, bus=1e9).seconds(int(host / 16), "dma")
+    )
+    assert both["CPU_to_GPU"]["kv_offload_total_bytes_total"] == host / 16 * 1e6
+    assert both["GPU_to_CPU"]["kv_offload_total_time_total"] > 0
 
 
 def test_finish_reasons_are_those_of_the_answers() -> None:

@@ -31,6 +31,8 @@ from tests.sim.harness import Constant, Jobs
 class Even:
     """Copies that take as long for each block, whatever carries them out."""
 
+    block_bytes = 1.0
+
     def __init__(self, block: float = 1.0) -> None:
         self.block = block
 
