@@ -141,8 +141,9 @@ def refuse_sessions(workload: Workload, backend: str) -> None:
     """Raise ConfigError for prompts that quote answers which only a run gives."""
     if workload.turns is not None:
         raise ConfigError(
-            f"workload: its requests are turns of sessions, and backend={backend} cannot put what "
-            "was answered into the next prompt: take backend=sim"
+            "workload: its requests are turns of sessions (conversations, agents, traces of them), "
+            f"and backend={backend} cannot put what was answered into the next prompt: take "
+            "backend=sim"
         )
 
 

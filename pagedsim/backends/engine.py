@@ -83,7 +83,12 @@ class Engine(Backend):
             raise unknown("clock", self.clock, CLOCKS)
 
     def traffic(self, settings: Settings, seed: int) -> Workload:
-        whole = super().traffic(self._limited(settings, seed), seed)
+        try:
+            whole = super().traffic(self._limited(settings, seed), seed)
+        except ConfigError:  # formats of sessions take no `requests`, which may be our limit
+            if settings.get("requests") is None:
+                refuse_sessions(super().traffic(settings, seed), "engine")
+            raise
         refuse_sessions(whole, "engine")
         changes = [f"prompts and answers are {self.shrink} times shorter"] * (self.shrink > 1)
         changes += [f"arrivals come {self.hurry:g} times sooner"] * (self.hurry > 1)

@@ -78,15 +78,19 @@ class StopSignal:
 
 
 def run_jobs(
-    jobs: Sequence[Job], processes: int, done: Done, built: dict[tuple[str, int], Parts]
+    jobs: Sequence[Job],
+    processes: int,
+    done: Done,
+    built: dict[tuple[str, int], Parts],
+    kept: int = 0,
 ) -> bool:
-    """Run them all; returns whether that was interrupted.
+    """Run them all, beside those that were `kept`; returns whether that was interrupted.
 
     One process means this one, for which `built` has objects of some jobs. Interrupted, the runs
     under way write what they have.
     """
     shown = jobs and (on_terminal() or in_notebook()) and not inside_a_worker()
-    board = Board(len(jobs), RunSpec(jobs[0].config).backend.alone) if shown else None
+    board = Board(len(jobs), RunSpec(jobs[0].config).backend.alone, kept) if shown else None
     over: list[Job] = []
 
     def note_outcome(job: Job, outcome: Outcome) -> None:
@@ -262,9 +266,9 @@ class Board:
     A run does nothing for it: a thread beside it looks at its recorder now and then.
     """
 
-    def __init__(self, runs: int, measured: bool = False) -> None:
-        """`measured`: time passes in them as it does here."""
-        self.runs, self.measured = runs, measured
+    def __init__(self, runs: int, measured: bool = False, kept: int = 0) -> None:
+        """`measured`: time passes in them as it does here; `kept`: runs that were there before."""
+        self.runs, self.measured, self.kept = runs, measured, kept
         self._numbers = RawArray("d", 3 * runs)
 
     @contextmanager
@@ -282,6 +286,10 @@ class Board:
             float(recorder.left_count),
             recorder.time,
         ]
+
+    def runs_done(self, over: Sequence[object]) -> str:
+        """How many runs there are, those that were kept included; `over` are the new ones."""
+        return f"{self.kept + len(over)}/{self.kept + self.runs} runs"
 
     @property
     def requests(self) -> int:
@@ -331,7 +339,9 @@ class _Bar(BarColumn):
         self.board = board
 
     def render(self, task: Task) -> ProgressBar:
-        task.completed = self.board.share * (task.total or 1)
+        board = self.board
+        done = board.kept + board.share * board.runs
+        task.completed = done / (board.kept + board.runs) * (task.total or 1)
         return super().render(task)
 
 
@@ -345,6 +355,17 @@ def in_notebook() -> bool:
     return type(sys.stdout).__module__.startswith("ipykernel.")
 
 
+def preparing(jobs: Sequence[Job]) -> Iterator[Job]:
+    """Each job in turn; a terminal shows which, since its traces may take long to read."""
+    if not on_terminal() or inside_a_worker():
+        yield from jobs
+        return
+    with Console(stderr=True).status("") as status:
+        for number, job in enumerate(jobs, 1):
+            status.update(Text(f"preparing {number}/{len(jobs)} arms: {job.arm}"))
+            yield job
+
+
 @contextmanager
 def bar(board: Board | None, over: Sequence[object]) -> Iterator[None]:
     """Show a bar while the body runs; `over` is the list to which it appends what is done."""
@@ -356,7 +377,7 @@ def bar(board: Board | None, over: Sequence[object]) -> Iterator[None]:
             yield
         return
     columns = (
-        TextOf(lambda _: f"{len(over)}/{board.runs} runs"),
+        TextOf(lambda _: board.runs_done(over)),
         _Bar(board),
         TextOf(lambda task: words_of(board, task.elapsed or 0.0), "dim"),
     )
@@ -376,7 +397,7 @@ def _line(board: Board, over: Sequence[object]) -> Iterator[None]:
 
     def write_state() -> None:
         progress = words_of(board, monotonic() - since)
-        write(f"{len(over)}/{board.runs} runs, {progress}")
+        write(f"{board.runs_done(over)}, {progress}")
 
     try:
         with _repeated(write_state):

@@ -17,6 +17,7 @@ from pagedsim.run.folder import keep_configuration
 from pagedsim.run.job import Arm, Failure, Job, error_of, failure_of, lines_of
 from pagedsim.run.parts import Parts, Refusal, build, refuse_fleet
 from pagedsim.run.plausible import doubtful, doubtful_times, idle_swaps
+from pagedsim.run.pool import preparing
 from pagedsim.run.publish import Published, publish
 from pagedsim.run.runs import Key, Runs, goes_on, some
 from pagedsim.run.store import Store, Summaries, Tables
@@ -224,7 +225,7 @@ def check_arms(
     failures: dict[str, Failure] = {}
     arms: dict[str, list[str]] = {}
     refusals: dict[Refusal, list[str]] = {}
-    for job in firsts:
+    for job in preparing(firsts):
         requests = _requests_of(job)
         try:
             parts = build(job.config, job.seed, workloads.get(requests))

@@ -158,7 +158,8 @@ class Runs:
             else:
                 self.stopped += outcome.folder is not None
 
-        asked = run_jobs(missing, self._processes(missing, processes), done, self.built)
+        several, kept = self._processes(missing, processes), len(jobs) - len(missing)
+        asked = run_jobs(missing, several, done, self.built, kept)
         self.built.clear()
         self.interrupted = asked and not all(self.settled(j.arm, j.number) for j in missing)
         return asked

@@ -271,12 +271,18 @@ def _follow(module: str, package: str, files: dict[str, Path]) -> None:
     if file is None or file in _our_files():
         return
     files[module] = file
-    for name in _imported(module, file):
+    for name in _imported(module, file, file.stat().st_mtime_ns):
         _follow(name, package, files)
 
 
-def _imported(module: str, file: Path) -> Iterator[str]:
-    """The modules that a file names, each after the packages around it."""
+@cache
+def _imported(module: str, file: Path, changed: int) -> tuple[str, ...]:
+    """The modules that a file named when it was `changed` last, each after the packages around it:
+    every run of a study asks for the same ones."""
+    return tuple(dict.fromkeys(_names_in(module, file)))
+
+
+def _names_in(module: str, file: Path) -> Iterator[str]:
     inside = module if file.name == "__init__.py" else module.rpartition(".")[0]
     try:
         tree = ast.parse(file.read_bytes())

@@ -383,6 +383,18 @@ def no_key(key: str, root: Any) -> ConfigError:
     return ConfigError(f"{key}: no such key")
 
 
+def _instead_of_offload(name: str, beside: Sequence[str]) -> str:
+    """What to write in the place of a key that the chosen option of `offload` does not have."""
+    if not {"tiers", "storage"} & set(beside):
+        return (
+            "choose offload=vllm, with tiers below host memory, or offload=hicache, with a storage"
+        )
+    if name in ("tiers", "storage"):
+        other = "storage" if name == "tiers" else "tiers.disk"
+        return f"what is below host memory is offload.{other} here"
+    return ""
+
+
 def _instead_of_key(names: Sequence[str], root: Any, beside: Sequence[str]) -> str:
     """What to write, where the last of `names` is not `beside` the others."""
     *above, name = names
@@ -398,6 +410,11 @@ def _instead_of_key(names: Sequence[str], root: Any, beside: Sequence[str]) -> s
     sections = [key for key, node in root.items() if isinstance(node, Mapping) and name in node]
     if not above and len(sections) == 1 and name.strip("_") == name:
         return f"key; use {sections[0]}.{name}="
+    if names[:2] == ["offload", "tiers"] and len(names) == 3:
+        rates = "{gib: null, read_gb_s: 7, write_gb_s: 5}"
+        return f"tier; {to_choose(name, beside)}; '+{where}={rates}' adds it"
+    if above == ["offload"] and (instead := _instead_of_offload(name, beside)):
+        return f"key; {instead}"
     if names == ["gpu"]:  # as Python calls it
         return "key; use hardware="
     known = [key for key in beside if not key.startswith("_")]

@@ -69,8 +69,12 @@ class Replay:
         if self.begin is not None:
             if not isinstance(self.begin, list | tuple) or len(self.begin) != 2:
                 raise ConfigError(f"replay.begin={shown(self.begin)}: must be two shares, [0, 1]")
-            low = require_number("replay.begin", self.begin[0], low=0, high=1)
-            require_number("replay.begin", self.begin[1], low=low, high=1)
+            low, high = (
+                require_number("replay.begin", share, low=0, high=1) for share in self.begin
+            )
+            if low > high:
+                what = "must have the lower share first"
+                raise ConfigError(f"replay.begin={shown(list(self.begin))}: {what}")
 
     @classmethod
     def of(cls, settings: Any, arrivals: str) -> Replay:
@@ -144,6 +148,12 @@ def replayed(
     delays = replay.delays or (CLOCK if clocked else "answer")
     if not in_turns and delays != CLOCK:
         raise ConfigError(f"in_turns=false: only with replay.delays={CLOCK}, not {delays}")
+    if process is None and len(sessions) > 1 and not any(session.begin for session in sessions):
+        notes.append(
+            f"all {len(sessions)} sessions begin at once, since each has times of its own: "
+            "workload.arrivals=poisson workload.rate= spreads them, and workload.arrivals=closed "
+            "workload.users= plays them in lanes, as workload=agentx does"
+        )
     maker = _Maker(sessions, replay, delays, in_turns, rate_scale, seed)
     queued = maker.play(process)
     if warm := len(maker.warm):
@@ -197,13 +207,16 @@ def _chosen(
     ]
     if not fitting:
         what = f"all sessions have calls of more than {max_len} tokens, of {min(longest)} at least"
-        raise ConfigError(f"{what}: a longer context (server.max_model_len, max_len) would fit")
+        raise ConfigError(
+            f"{what}: take a model= with a longer context, and no lower server.max_model_len= or "
+            "workload.max_len="
+        )
     sessions, notes = fitting[: replay.sessions], list[str]()
     if len(fitting) < len(read):
         out = f"{len(read) - len(fitting)} of {len(read)} sessions"
         notes.append(f"left out, since they have calls of more than {max_len:,} tokens: {out}")
     if len(sessions) < len(fitting):
-        notes.append(f"only the first {len(sessions)} of {len(fitting)} sessions are played")
+        notes.append(f"sessions that are played: the first {len(sessions)} of {len(fitting)}")
     counted = {
         "orphans": "sub-agents were left out, since no call of their parent precedes them",
         "undated": "calls were left out, since nothing says when they were",
@@ -251,7 +264,7 @@ class _Maker:
             refuse_late("rate", begins[-1])
         if isinstance(process, ClosedLoop):
             if process.users > len(queue):
-                what = f"there are only {len(queue)} sessions to play"
+                what = f"must be at most the number of sessions to play, {len(queue)}"
                 raise ConfigError(f"users={process.users}: {what}; replay.plays= plays them again")
             if self.replay.begin is not None:
                 self._lanes(queue, process.users)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import signal
@@ -10,11 +11,15 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from io import StringIO
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
 import pytest
+from rich.console import Console
+from rich.progress import Task, TaskID
 
 import pagedsim
 from pagedsim.core import ConfigError
@@ -299,6 +304,41 @@ def test_imports_of_a_policy_are_followed(lab: Path) -> None:
         after = store.of_target("lab.Mine")
         assert after != before, name
         before = after
+
+
+def test_a_file_is_parsed_once_however_many_runs_ask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "lab_once.py").write_text("import json\nMine = 1\n")
+    parsed, parse = list[bytes](), ast.parse
+    with monkeypatch.context() as patched:
+        patched.setattr("ast.parse", lambda text: (parsed.append(text), parse(text))[1])
+        for _ in range(2):
+            store.of_target("lab_once.Mine")
+    assert len(parsed) == 1
+
+
+# -- what a terminal shows -------------------------------------------------------------------------
+
+
+def test_a_terminal_shows_arms_as_they_are_built_and_runs_that_were_there_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = StringIO()
+    terminal = partial(Console, file=shown, force_terminal=True, width=100)
+    monkeypatch.setattr(pool, "Console", lambda stderr: terminal())
+    monkeypatch.setattr(pool, "on_terminal", lambda: True)
+    words = ["experiment=fcfs_vs_priority", "workload.requests=20", "jobs=1"]
+    carried_out(tmp_path, *words, "seeds=1")
+    assert "preparing 2/2 arms: priority" in shown.getvalue()
+    assert "2/2 runs" in shown.getvalue()
+    shown.truncate(0)
+    carried_out(tmp_path, *words, "seeds=2")
+    assert "4/4 runs" in shown.getvalue()
+    board = pool.Board(2, kept=6)
+    task = Task(TaskID(0), "", 1.0, 0.0, lambda: 0.0)
+    assert pool._Bar(board).render(task).completed == 0.75
 
 
 def test_code_that_cannot_be_read_has_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -337,7 +337,11 @@ def test_sessions_beyond_the_context_are_left_out_whole(tmp_path: Path) -> None:
     assert (made.prompt_len.tolist(), made.longest) == ([4], 9)
     note = "left out, since they have calls of more than 44 tokens: 1 of 2 sessions"
     assert made.notices == (note,)
-    assert len(trace(path=[tmp_path / "short.json", tmp_path / "long.json"])) == 3
+    both = trace(path=[tmp_path / "short.json", tmp_path / "long.json"])
+    assert len(both) == 3
+    assert both.notices[0].startswith("all 2 sessions begin at once")
+    assert "workload.arrivals=poisson" in both.notices[0]
+    assert not trace(path=tmp_path, arrivals="poisson", rate=1).notices
     assert len(trace(path=tmp_path, replay={"sessions": 1})) == 2
 
 

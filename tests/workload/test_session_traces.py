@@ -212,7 +212,7 @@ def other_files(folder: Path) -> str:
         (lambda f: saved(f, call(0, 4, [1]), NEGATIVE), "requests[1]: think_time=-2 | from 0"),
         (
             lambda f: saved(f, call(0, 9, [1])),
-            "requests[0]: hash_ids has 1 blocks for 9 tokens | 4",
+            "requests[0]: hash_ids has 1 block for 9 tokens | 4",
         ),
         (lambda f: saved(f, call(0, 4, [1, 2])), "hash_ids has 2 blocks for 4 tokens | (1)"),
         (lambda f: saved(f, call(0, 4, ["x"])), "hash_ids=['x'] | whole numbers"),  # type: ignore[list-item]
@@ -263,14 +263,20 @@ def test_a_bad_file_is_named_in_one_line(tmp_path: Path, make: Maker, named: str
         ({"replay": [1]}, "replay=[1]: must be a mapping"),
         ({"replay": {"delays": "thinking"}}, "replay.delays='thinking' | think"),
         ({"replay": {"begin": [0, 1]}}, "replay.begin=[0, 1]: only with arrivals=closed"),
-        ({"replay": {"begin": [0.5, 0.2]}}, "replay.begin=0.2 | from 0.5 to 1"),
+        (
+            {"replay": {"begin": [0.5, 0.2]}},
+            "replay.begin=[0.5, 0.2]: must have the lower share first",
+        ),
         ({"replay": {"begin": 0.5}}, "replay.begin=0.5: must be two shares, [0, 1]"),
         ({"replay": {"max_idle": -1}}, "replay.max_idle=-1 | at least 0"),
         ({"replay": {"bust": "yes"}}, "replay.bust='yes': must be true or false"),
-        ({"arrivals": "closed", "users": 3}, "users=3: there are only 1 sessions | replay.plays"),
+        ({"arrivals": "closed", "users": 3}, "users=3 | sessions to play, 1 | replay.plays"),
         ({"arrivals": "closed", "users": 1, "replay": {"delays": "clock"}}, "delays=clock"),
         ({"in_turns": False, "arrivals": "burst"}, "in_turns=false: only with replay.delays=clock"),
-        ({"max_len": 7}, "all sessions have calls of more than 7 tokens, of 9 at least"),
+        (
+            {"max_len": 7},
+            "more than 7 tokens, of 9 at least: take a model= with | workload.max_len=",
+        ),
         ({"requests": 5}, "requests=5: format agents holds sessions, not rows"),
         ({"columns": {"client": "who"}}, "columns | format agents holds sessions"),
         ({"rate": 3}, "rate=3: format agents holds sessions"),

@@ -89,7 +89,7 @@ FILES: list[tuple[str, dict[str, Any], str]] = [
     (MOONCAKE.replace("3]}", '3], "extra": [1]}'), {}, ":2: extra=[1] | an object"),
     (MOONCAKE.replace('"hash_ids": [0, 3]', '"hash": [0, 3]'), {}, ":2: no field 'hash_ids'"),
     (MOONCAKE.replace("[0, 3]", '[0, "3"]'), {}, ':2: hash_ids=[0, "3"] | whole numbers'),
-    (MOONCAKE.replace("[0, 3]", "[0]"), {}, ":2: hash_ids has 1 blocks | input_length=1000"),
+    (MOONCAKE.replace("[0, 3]", "[0]"), {}, ":2: hash_ids has 1 block | input_length=1000"),
     (MOONCAKE.replace("250", "1" + "0" * 400), {}, ":2: timestamp=1000000000"),
     (MOONCAKE.replace("250", "-250"), {}, ":2: timestamp is -0.25 s | from 0 to 1e+10 s"),
     (MOONCAKE.replace("[0, 3]", "[" * 100_000), {}, ":2: not JSON | lists too deep"),

@@ -200,7 +200,8 @@ class Mooncake(JsonLines):
         for line, row in zip(lines, rows, strict=True):
             blocks, length = len(row["hash_ids"]), row[self.prompt]
             if blocks != -(-length // block) and length > 0:
-                what = f"hash_ids has {blocks} blocks, input_length={length} tokens"
+                named = f"{blocks} block{'s' * (blocks != 1)}"
+                what = f"hash_ids has {named}, input_length={length} tokens"
                 raise wrong(path, line, f"{what}: must be one for each {block} tokens begun")
         ids = [row["hash_ids"] for row in rows]
         return self.columns(lines, rows, blocks=ids, block_tokens=block, **more)

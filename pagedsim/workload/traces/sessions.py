@@ -156,7 +156,7 @@ class Fields:
             raise self.wrong(name, "a list of whole numbers")
         if ids and not prompt // block <= len(ids) <= -(-prompt // block):
             must = f"must be one for each {block} tokens ({prompt // block})"
-            has = f"{name} has {len(ids)} blocks for {prompt} tokens"
+            has = f"{name} has {len(ids)} block{'s' * (len(ids) != 1)} for {prompt} tokens"
             raise ConfigError(f"{self.where}: {has}: {must}")
         return ids
 
