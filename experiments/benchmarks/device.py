@@ -282,13 +282,15 @@ class Run:
         said = f"{line[TIMED] * 1e6:,.1f} µs" if TIMED in line else f"{why}, not timed"
         print(f"{case}: {said}", file=sys.stderr, flush=True)
 
-    def close(self, cells: Mapping[str, Callable[[Line], str]], *more: str) -> None:
-        """Print the table of the lines that were right, and so were timed, under the facts and
-        more; write the file. Exits with a line if a case was not timed."""
+    def close(
+        self, cells: Mapping[str, Callable[[Line], str]], *more: str, lines: Sequence[Line] = ()
+    ) -> None:
+        """Print the table of the lines that were right, and so were timed, or of others, under the
+        facts and more; write the file. Exits with a line if a case was not timed."""
         timed = [line for line in self.lines if TIMED in line]
         known = self.content
         print(", ".join([known["device"], f"torch {known['torch']}", known["date"], *more]))
-        print(f"\n{columns(timed, cells)}\n")
+        print(f"\n{columns(lines or timed, cells)}\n")
         self.keep()
         path = None if self.place is None else self.place / f"{self.name}.json"
         print(path or "only a GPU's results are written by themselves; --out FOLDER writes these")

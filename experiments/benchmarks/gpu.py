@@ -225,6 +225,7 @@ def parts(device: str) -> list[Part]:
         _tuner("tiles, decode", f"{tune} --kernels decode"),
         _tuner("tiles, prefill", f"{tune} --kernels prefill"),
         _tuner("tiles, prefill, 8 bits", f"{tune} --kernels prefill {eight}"),
+        _benchmark("profile", f"step profile {sizes}", 60),
         _benchmark("host", f"host --device {device} {steps}", 45, tiled=False),
         _benchmark("swap", f"kernels swap {sizes}", 45, tiled=False),
         *map(_tests, TESTS),

@@ -1,6 +1,7 @@
 """A whole decode step of the engine, against the time of its bytes at the speed of a copy.
 
     python -m pagedsim.experiments.benchmarks.step
+    python -m pagedsim.experiments.benchmarks.step profile
 
 A model of Llama-3.1-8B's shape with random weights, 64 requests of about 1,024 tokens. The limit is
 the time to read its weights, but for the embeddings, and all keys and values once, at the speed of
@@ -11,11 +12,17 @@ and sampled with temperature and top-p.
 First, logits of a step are compared with transformers' in float32 (the allowed error is twice that
 of transformers in the model's precision), and tokens with `async_scheduling` with those without.
 What is wrong is not timed. Results go to step.json in experiments/results/<GPU>.
+
+`profile` gives the time of the greedy step by kernel, and launches a layer: its graph is replayed
+under torch's profiler. A kernel belongs to a layer as often as each layer launches it; *busy* is
+the share of the time, measured without the profiler, in which kernels run. Results go to
+profile.json.
 """
 
 from __future__ import annotations
 
 import random
+import sys
 import time
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -26,6 +33,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C._autograd import DeviceType
+from torch.profiler import ProfilerActivity
+from torch.profiler import profile as profiler
 
 from pagedsim.core import Request, SamplingParams, StepPlan
 from pagedsim.engine.engine import LLMEngine
@@ -40,6 +50,7 @@ from pagedsim.experiments.benchmarks.device import (
     free_memory,
     medians,
     norm_error,
+    wait,
 )
 from pagedsim.experiments.benchmarks.harness import main_of
 from pagedsim.experiments.benchmarks.host import full_batch
@@ -260,4 +271,83 @@ def _registered(cache: str) -> str:
     return cache
 
 
-main = main_of(__name__, step)
+# -- by kernel -------------------------------------------------------------------------------------
+
+REPLAYS = 10
+"""Profiled steps, timed as one."""
+SHOWN, WIDTH = 30, 90
+"""Kernels in the table, and characters of their names."""
+
+
+def profile(words: Sequence[str]) -> None:
+    """Profile one step; print a table, and keep the results."""
+    run = Run("step profile", __doc__, words)
+    bench = Bench(run)
+    arm = Arm(AUTO, bench.graphs)
+    sums = profiled(bench, arm)
+    run.content |= {"layers": bench.shape.layers, "arm": str(arm), **sums}
+    cells: dict[str, Callable[[Line], str]] = {
+        "kernel": lambda line: f"`{line['name'][:WIDTH]}`",
+        "ms a step": lambda line: f"{line[TIMED] * 1e3:.3f}",
+        "": lambda line: f"{line[TIMED] / sums['busy_seconds']:.1%}",
+        "launches": lambda line: f"{line['launches']:g}",
+        "a layer": lambda line: str(line["a_layer"] or ""),
+    }
+    busy = f"a step takes {sums[TIMED] * 1e3:.3f} ms, kernels run for {sums['busy']:.0%} of it"
+    launches = f"{sums['launches_a_layer']} launches a layer, {sums['launches']:g} in all"
+    run.close(cells, bench.shape.name, str(arm), busy, launches, lines=sums["kernels"][:SHOWN])
+
+
+def profiled(bench: Bench, arm: Arm) -> Line:
+    """The time of a step by kernel; exits with a line if its logits are wrong."""
+    _, run, line = bench.next_step(bench.engine(arm), arm)
+    if not line["right"]:
+        sys.exit(f"{arm}: off by {line['error']:.2g} of the norm, not profiled")
+
+    def steps() -> None:
+        for _ in range(REPLAYS):
+            run()
+
+    wall = medians({TIMED: steps}, bench.device, bench.rounds, wall=True)[TIMED] / REPLAYS
+    by_name(steps, bench.device)  # warms up the profiler
+    kernels: list[Line] = [
+        {
+            "name": name,
+            "launches": launches / REPLAYS,
+            "a_layer": launches // (REPLAYS * bench.shape.layers),
+            "seconds": total / REPLAYS,
+        }
+        for name, (launches, total) in by_name(steps, bench.device).items()
+    ]
+    if not any(kernel["a_layer"] for kernel in kernels):  # its driver may not see into graphs
+        sys.exit(f"{arm}: the profiler has seen no kernel of a layer")
+    busy = sum(kernel["seconds"] for kernel in kernels)
+    return {
+        "seconds": wall,
+        "busy_seconds": busy,
+        "busy": busy / wall,
+        "launches": sum(kernel["launches"] for kernel in kernels),
+        "launches_a_layer": sum(kernel["a_layer"] for kernel in kernels),
+        "kernels": sorted(kernels, key=lambda kernel: kernel["seconds"], reverse=True),
+    }
+
+
+def by_name(call: Callable[[], object], device: torch.device) -> dict[str, tuple[int, float]]:
+    """Launches and total seconds of each kernel; on a CPU, of each of torch's operations without
+    those that it calls."""
+    cuda = device.type == "cuda"
+    activity = ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU
+    with profiler(activities=[activity]) as trace:
+        call()
+        wait(device)
+    sums: dict[str, tuple[int, float]] = {}
+    for event in trace.events():
+        if cuda and (event.device_type != DeviceType.CUDA or event.is_user_annotation):
+            continue
+        took = event.time_range.elapsed_us() if cuda else event.self_cpu_time_total
+        launches, seconds = sums.get(event.name, (0, 0.0))
+        sums[event.name] = launches + 1, seconds + took / 1e6
+    return sums
+
+
+main = main_of(__name__, step, profile)

@@ -118,6 +118,10 @@ ROWS: Mapping[str, Sequence[tuple[str, str, str, Text, Sequence[object]]]] = {
         (f"{SAME}, {DRAWN}", "", "", LIMIT, [Arm(AUTO, True, sampled=True)]),
         (f"{SAME}, drawn, `async_scheduling`", "", "", LIMIT, [Arm(AUTO, True, True, True)]),
     ],
+    "profile": [
+        ("launches a layer of that step, greedy", "", "", "{launches_a_layer}", []),
+        ("the share of it in which kernels run", "", "", "{busy:.0%}", []),
+    ],
     "engine": [
         (RATE, "≥ 2 ×", "4 ×", over_peer, [OURS, PEER]),
         (AHEAD, "≥ 2 ×", "4 ×", over_peer, [f"{OURS}, async_scheduling", PEER]),

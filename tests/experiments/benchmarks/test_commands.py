@@ -25,6 +25,7 @@ SMALLEST = {
     "table": "",
     "kernels swap": QUICK,
     "kernels": QUICK,
+    "step profile": "--device cpu --rounds 1",
 }
 """The smallest settings of each command."""
 SLOW = {

@@ -126,6 +126,9 @@ def test_wrong_logits_are_not_timed(
     some = [Arm("auto", True), Arm("auto", True, ahead=True)]
     with pytest.raises(SystemExit, match=r"^not timed: native, graphs; native, graphs, async"):
         steps(tmp_path, monkeypatch, some)
+    monkeypatch.setattr(Rotation, "of", right)  # until it is loaded again
+    with pytest.raises(SystemExit, match=r"^native, graphs: off by .*, not profiled$"):
+        step.main(["profile", *QUICK])
     error = capsys.readouterr().err
     assert "native, graphs: off by" in error and "there is nothing to compare" in error
 

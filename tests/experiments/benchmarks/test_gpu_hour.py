@@ -38,7 +38,7 @@ ROOT = Path(__file__).parents[3]
 PARTS = [
     *("headlines", "calibrate", "validate", "step"),
     *("tiles, decode, 8 bits", "tiles, decode", "tiles, prefill", "tiles, prefill, 8 bits"),
-    *("host", "swap", *gpu.TESTS, "kernels", "engine"),
+    *("profile", "host", "swap", *gpu.TESTS, "kernels", "engine"),
 ]
 
 
