@@ -14,15 +14,12 @@ from pagedsim.server import ServerSpec
 from pagedsim.sim.cost import Breakdown, CostModel, Measured, Roofline
 from pagedsim.sim.cost.base import Bound, step
 from pagedsim.sim.cost.roofline import PRODUCTS
-from pagedsim.sim.model import Matrix, ModelShape, attention_matrices, mlp_matrices
+from pagedsim.sim.model import HEAD, Matrix, attention_matrices, mlp_matrices
 from pagedsim.sim.pools import room
 from pagedsim.sim.power import EnergyRoofline
 from pagedsim.sim.replica import Replica
 
 T = TypeVar("T")
-
-
-HEAD = "LM head"
 
 
 class Product(NamedTuple):
@@ -208,47 +205,6 @@ def generations(
     }
 
 
-EMBEDDINGS = "embeddings"
-
-
-def weights_of(replica: Replica) -> dict[str, float]:
-    """Bytes of the weights of one GPU by part; they add up to `weight_bytes`."""
-    model, stage = replica.model, replica.fullest
-    parts = {}
-    for part, nbytes in weights(model).items():
-        gpus = replica.stage_gpus if part == "experts" else replica.tensor_parallel
-        parts[part] = nbytes / gpus
-        if part not in (EMBEDDINGS, HEAD):
-            parts[part] *= stage.layers / model.layers
-    if not stage.first:
-        embeddings = parts.pop(EMBEDDINGS, 0.0)
-        if stage.last and model.tied_embeddings:
-            parts[HEAD] = embeddings * model.head_bytes / model.embedding_bytes
-    if not stage.last:
-        parts.pop(HEAD, None)
-    return {part: nbytes for part, nbytes in parts.items() if nbytes}
-
-
-def weights(model: ModelShape) -> dict[str, float]:
-    """Bytes of a model's weights by part; they add up to `weight_bytes`."""
-    if model.params is not None:
-        return {"all": model.params * model.dtype_bytes}
-    attention = model.layers * sum(matrix.params for matrix in attention_matrices(model))
-    dense = model.layers - model.moe_layers
-    mlp = dense * sum(matrix.params for matrix in mlp_matrices(model, model.intermediate))
-    parts = {"attention": attention * model.dtype_bytes, "MLP": mlp * model.dtype_bytes}
-    if moe := model.moe:
-        of = model.moe_layers * model.dtype_bytes
-        parts["experts"] = model.expert_bytes
-        parts["shared experts"] = of * moe.shared_experts * model.expert_params
-        parts["routers"] = of * moe.experts * model.hidden
-    parts["norms"] = (2 * model.layers + 1) * model.hidden * model.dtype_bytes
-    parts[EMBEDDINGS] = model.embedding_bytes
-    if not model.tied_embeddings:
-        parts[HEAD] = model.head_bytes
-    return {part: nbytes for part, nbytes in parts.items() if nbytes}
-
-
 # -- numbers for result.json -----------------------------------------------------------------------
 
 MOST = 4096
@@ -345,7 +301,7 @@ def data_of(case: Case) -> dict[str, Any]:
 def _memory(case: Case) -> dict[str, Any]:
     replica, server, scheduler = case.replica, case.server, case.scheduler
     memory, longest = scheduler.memory, scheduler.max_model_len
-    held, steps = weights_of(replica), (case.step_tokens, server.max_seqs)
+    held, steps = replica.weights, (case.step_tokens, server.max_seqs)
     keys = ("pool", "gpu_memory_utilization", "reserved_gib")
     rule = {key: case.memory[key] for key in keys if key in case.memory}
     found = room(replica, **rule, max_batched_tokens=steps[0], max_seqs=steps[1])

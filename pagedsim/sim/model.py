@@ -12,6 +12,7 @@ from pagedsim.sim.hardware import FP16
 
 FORMATS = (FP16, "fp8", "int8", "fp4")
 """Formats of matrix products."""
+EMBEDDINGS, HEAD = "embeddings", "LM head"
 
 _SIZES = (
     "layers",
@@ -235,21 +236,27 @@ class ModelShape:
         return self.head_params * self.head_dtype_bytes
 
     @property
-    def ends_bytes(self) -> float:
-        """Bytes of the embeddings and the LM head."""
-        return self._ends * self.head_dtype_bytes
+    def weights(self) -> dict[str, float]:
+        """Bytes of the weights by part."""
+        if self.params is not None:
+            return {"all": self.params * self.dtype_bytes}
+        attention = self.layers * sum(matrix.params for matrix in attention_matrices(self))
+        mlp = (self.layers - self.moe_layers) * self._mlp(self.intermediate)
+        parts = {"attention": attention * self.dtype_bytes, "MLP": mlp * self.dtype_bytes}
+        if moe := self.moe:
+            of = self.moe_layers * self.dtype_bytes
+            parts["experts"] = self.expert_bytes
+            parts["shared experts"] = of * moe.shared_experts * self.expert_params
+            parts["routers"] = of * moe.experts * self.hidden
+        parts["norms"] = (2 * self.layers + 1) * self.hidden * self.dtype_bytes
+        parts[EMBEDDINGS] = self.embedding_bytes
+        if not self.tied_embeddings:
+            parts[HEAD] = self.head_bytes
+        return {part: nbytes for part, nbytes in parts.items() if nbytes}
 
     @property
     def weight_bytes(self) -> float:
-        ends, experts = self._ends, 0.0
-        if self.moe:
-            experts = self.moe_layers * self.moe.experts * self.expert_params
-        others = self.weight_params - ends - experts
-        return (
-            others * self.dtype_bytes
-            + experts * self.expert_dtype_bytes
-            + ends * self.head_dtype_bytes
-        )
+        return sum(self.weights.values())
 
     def read_bytes(self, tokens: float) -> float:
         """Bytes of weights read by a step over `tokens` tokens.

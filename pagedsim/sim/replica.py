@@ -9,7 +9,7 @@ from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_whole, unknown
 from pagedsim.server import CACHE_DTYPES, FP8, LAYOUTS, ServerSpec
 from pagedsim.sim.hardware import Hardware
-from pagedsim.sim.model import ModelShape
+from pagedsim.sim.model import EMBEDDINGS, HEAD, ModelShape
 
 
 class Stage(NamedTuple):
@@ -179,22 +179,26 @@ class Replica:
     @property
     def fullest(self) -> Stage:
         """The stage with the most weights."""
-        return max(self.stages, key=self._weight_bytes)
+        return max(self.stages, key=lambda stage: sum(self._weights(stage).values()))
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Bytes of the weights by part."""
+        return self._weights(self.fullest)
 
     @property
     def weight_bytes(self) -> float:
-        if self.gpus == self.tensor_parallel:
-            return self.model.weight_bytes / self.tensor_parallel
-        return self._weight_bytes(self.fullest)
+        return sum(self.weights.values())
 
-    def _weight_bytes(self, stage: Stage) -> float:
-        model, gpus = self.model, self.tensor_parallel
-        body = model.weight_bytes - model.expert_bytes - model.ends_bytes
-        layers = body / gpus + model.expert_bytes / self.stage_gpus
-        ends = model.embedding_bytes * stage.first / gpus
-        if stage.last and not (stage.first and model.tied_embeddings):
-            ends += model.head_bytes / gpus  # tied embeddings are held by both ends
-        return layers * stage.layers / model.layers + ends
+    def _weights(self, stage: Stage) -> dict[str, float]:
+        model, parts = self.model, self.model.weights
+        if stage.last and not stage.first:
+            parts[HEAD] = model.head_bytes  # both ends hold tied embeddings
+        shares = {EMBEDDINGS: float(stage.first), HEAD: float(stage.last)}
+        for part, nbytes in parts.items():
+            gpus = self.stage_gpus if part == "experts" else self.tensor_parallel
+            parts[part] = nbytes / gpus * shares.get(part, stage.layers / model.layers)
+        return {part: nbytes for part, nbytes in parts.items() if nbytes}
 
     def read_bytes(self, tokens: float) -> float:
         """Bytes of weights read by a step: all of a stage for each micro-batch.

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import pytest
 
 from pagedsim.core import ConfigError
-from pagedsim.experiments.studies.estimate_arithmetic import weights
 from pagedsim.server import ServerSpec
 from pagedsim.sim.capacity import capacity
 from pagedsim.sim.hardware import Hardware
@@ -68,14 +67,14 @@ def test_the_advised_size_is_the_smallest_that_fits(
 
 
 def test_weights_of_llama_2_7b_by_hand() -> None:
-    assert weights(model("llama-2-7b")) == {
+    assert model("llama-2-7b").weights == {
         "attention": 32 * 4 * 4096 * 4096 * 2,
         "MLP": 32 * 3 * 4096 * 11008 * 2,
         "norms": 65 * 4096 * 2,
         "embeddings": 32000 * 4096 * 2,
         "LM head": 32000 * 4096 * 2,
     }
-    assert weights(replace(model("llama-2-7b"), params=7e9)) == {"all": 14e9}
+    assert replace(model("llama-2-7b"), params=7e9).weights == {"all": 14e9}
 
 
 # -- what is refused -------------------------------------------------------------------------------
