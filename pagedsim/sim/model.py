@@ -155,14 +155,6 @@ class ModelShape:
 
     # Parameters
 
-    @property
-    def weight_params(self) -> float:
-        """All parameters held in memory."""
-        if self.params is not None:
-            return self.params
-        norms = (2 * self.layers + 1) * self.hidden
-        return self._body(self.moe.experts if self.moe else 0) + norms + self._ends
-
     @cached_property
     def body_params(self) -> float:
         """Parameters multiplied with every token, without the LM head."""
@@ -194,14 +186,6 @@ class ModelShape:
     def _shared_params(self) -> float:
         """Parameters of all layers without routed experts."""
         return self._body(0)
-
-    @property
-    def _ends(self) -> float:
-        """Parameters of the embeddings and the LM head."""
-        if self.params is not None:
-            return 0
-        embeddings = (self.vocab + self.learned_positions) * self.hidden
-        return embeddings + (0 if self.tied_embeddings else self.head_params)
 
     def _body(self, experts: int) -> float:
         """Parameters of all layers with `experts` routed experts each, without norms and biases."""

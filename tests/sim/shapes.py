@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,12 @@ def shipped(group: str, name: str) -> Any:
     stack = OmegaConf.load(CONF / "stack" / "vllm-0.33.yaml")
     root = OmegaConf.create({"stack": stack, "cost": config})
     return instantiate(root.cost, _partial_=True)
+
+
+def parameters(shape: ModelShape) -> float:
+    """All parameters of a model: its bytes, if each took one."""
+    moe = shape.moe and replace(shape.moe, dtype_bytes=None)
+    return replace(shape, dtype_bytes=1.0, head_dtype_bytes=1.0, moe=moe).weight_bytes
 
 
 def model(name: str) -> ModelShape:

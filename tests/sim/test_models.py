@@ -12,7 +12,7 @@ import pytest
 from pagedsim.core import ConfigError
 from pagedsim.sim.huggingface import FAMILIES, read_shape
 from tests.core.refusals import refusal
-from tests.sim.shapes import MODELS, PUBLISHED, model
+from tests.sim.shapes import MODELS, PUBLISHED, model, parameters
 
 SHIPPED = {  # model cards; OPT: the checkpoints' own counts
     "opt-13b": 12_853_473_280,
@@ -56,7 +56,7 @@ def test_every_shipped_model_is_checked() -> None:
 def test_parameters_of_shipped_models_are_those_published(name: str) -> None:
     assert model(name).name == name
     close = 0 if name in EXACT else 0.003
-    assert model(name).weight_params == pytest.approx(SHIPPED[name], rel=close)
+    assert parameters(model(name)) == pytest.approx(SHIPPED[name], rel=close)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_experts_read_grow_with_the_batch_up_to_all() -> None:
     assert shape.moe is not None
     assert shape.moe.expected_experts(2) == pytest.approx(2 + 2 * 6 / 8)
     idle = 32_000 * 4096 + (2 * 32 + 1) * 4096
-    assert many == pytest.approx(2 * (shape.weight_params - idle))
+    assert many == pytest.approx(2 * (parameters(shape) - idle))
 
 
 # -- config.json -----------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ def test_from_a_folder_or_a_file(tmp_path: Path, whole: bool) -> None:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_parameters_are_those_published(name: str) -> None:
     params, config = PUBLISHED[name]
-    assert read_shape(config).weight_params == pytest.approx(params, rel=1e-3)
+    assert parameters(read_shape(config)) == pytest.approx(params, rel=1e-3)
 
 
 def test_every_family_is_checked() -> None:
@@ -186,7 +186,7 @@ def test_a_multimodal_config_is_read_by_its_text_part(tmp_path: Path) -> None:
     params, text = PUBLISHED["gemma-3-4b-text"]
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"model_type": "gemma3", "text_config": text, "vision_config": {}}))
-    assert read_shape(path).weight_params == pytest.approx(params, rel=1e-3)
+    assert parameters(read_shape(path)) == pytest.approx(params, rel=1e-3)
     path.write_text(json.dumps({"model_type": "gemma3", "text_config": 5}))
     with pytest.raises(ConfigError, match=r"text_config=5: must be an object"):
         read_shape(path)

@@ -59,11 +59,6 @@ class Breakdown:
         return sum(term.seconds for term in self.terms)
 
     @property
-    def dominant(self) -> Term:
-        """The longest part."""
-        return max(self.terms, key=lambda term: term.seconds)
-
-    @property
     def bound(self) -> Bound:
         """The resource that bounds most of the time."""
         waits: dict[Bound, float] = {}

@@ -25,6 +25,7 @@ from tests.engine.architectures import (
     reference,
 )
 from tests.engine.models.serving import alone, equal, served, staggered, texts
+from tests.sim.shapes import parameters
 
 LENGTHS = (17, 1, 11)
 DIGEST = "77db110af03f14723b12cd1b7e33e8f09cc82ff4958070665e4db98fede9b3a6"
@@ -107,7 +108,7 @@ def test_sizes_are_those_of_the_simulator(name: str) -> None:
         if parameter.dim() > 1 or place.endswith(("layernorm.weight", "model.norm.weight"))
         if "self_attn" not in place or parameter.dim() > 1
     }
-    assert sum(counted.values()) == shape.weight_params
+    assert sum(counted.values()) == parameters(shape)
 
     engine = LLMEngine(model=model, device="cpu", block_size=4, blocks=8, max_seqs=2)
     cache = engine.runner.cache
@@ -121,7 +122,7 @@ def test_a_shape_makes_a_model_of_its_sizes(name: str) -> None:
     shape = read_shape(reference(name).config.to_dict(), name)
     assert load_model(shaped_config(shape)).native is not None
     made = read_shape(shaped_config(shape).to_dict(), name)
-    assert made.weight_params == shape.weight_params
+    assert parameters(made) == parameters(shape)
     assert made.kv_values_per_token == shape.kv_values_per_token
     assert (made.moe, made.mla) == (shape.moe, shape.mla)
 

@@ -31,7 +31,7 @@ from pagedsim.sim.replica import Replica
 from pagedsim.sim.simulate import simulate
 from pagedsim.sim.stack import Stack
 from tests.experiments.fidelity import silicon
-from tests.sim.shapes import PUBLISHED, plan
+from tests.sim.shapes import PUBLISHED, parameters, plan
 
 EVERY = sorted(DATA.glob("*.csv"))
 SPLITWISE = "model,gpu,tensor_parallel,prompt_tokens,batch,output_tokens,prompt_ms,token_ms"
@@ -133,12 +133,12 @@ def test_the_stack_of_amd_is_of_tables_that_name_no_server(tmp_path: Path) -> No
 
 def test_a_model_by_its_config(tmp_path: Path) -> None:
     """Of a family that conf/ has no model of; as fp8 by the table."""
-    parameters, config = PUBLISHED["granite-3.1-8b"]
+    count, config = PUBLISHED["granite-3.1-8b"]
     (tmp_path / "granite").mkdir()
     (tmp_path / "granite" / "config.json").write_text(json.dumps(config))
     row = f"{tmp_path / 'granite'},h100,fp8,512,64,8,1,1,1,{VLLM}"
     shape = cell(LOOP, row, tmp_path).model
-    assert shape.weight_params == pytest.approx(parameters, rel=0.003)
+    assert parameters(shape) == pytest.approx(count, rel=0.003)
     assert (shape.products, shape.dtype_bytes) == ("fp8", 1.0)
     (tmp_path / "granite" / "config.json").write_text("{}")
     with pytest.raises(
