@@ -177,14 +177,9 @@ class Replica:
         return -(-self.model.layers // self.pipeline_parallel)
 
     @property
-    def fullest(self) -> Stage:
-        """The stage with the most weights."""
-        return max(self.stages, key=lambda stage: sum(self._weights(stage).values()))
-
-    @property
     def weights(self) -> dict[str, float]:
-        """Bytes of the weights by part."""
-        return self._weights(self.fullest)
+        """Bytes of the weights by part, in the stage with the most."""
+        return max(map(self._weights, self.stages), key=lambda parts: sum(parts.values()))
 
     @property
     def weight_bytes(self) -> float:

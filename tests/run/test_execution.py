@@ -312,8 +312,13 @@ def test_a_file_is_parsed_once_however_many_runs_ask(
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "lab_once.py").write_text("import json\nMine = 1\n")
     parsed, parse = list[bytes](), ast.parse
+
+    def counted(text: bytes) -> ast.Module:
+        parsed.append(text)
+        return parse(text)
+
     with monkeypatch.context() as patched:
-        patched.setattr("ast.parse", lambda text: (parsed.append(text), parse(text))[1])
+        patched.setattr("ast.parse", counted)
         for _ in range(2):
             store.of_target("lab_once.Mine")
     assert len(parsed) == 1
