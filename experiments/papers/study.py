@@ -59,7 +59,10 @@ class Figures(Reproduction):
                     lacking.setdefault(case.needs, []).append(name)
         left = {*(self.only or known)}.difference(*lacking.values())
         if lacking and not left:
-            raise ConfigError(f"{', '.join(lacking)}: not found in {Path.cwd()}: must be put there")
+            raise ConfigError(
+                f"{', '.join(lacking)}: not found in {Path.cwd()}: must be put there; the comments "
+                "of conf/workload/mooncake.yaml and agentx.yaml say where to get them"
+            )
         wanted = {name: figure.of_cases([*left]) for name, figure in self.drawn.items()}
         object.__setattr__(self, "figures", {n: f for n, f in wanted.items() if f.cases})
         lines = [f"left out without {path}: {', '.join(of)}" for path, of in lacking.items()]

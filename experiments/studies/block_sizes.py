@@ -88,10 +88,12 @@ class BlockSizes(Reproduction):
         ]
         if kernel:
             table.append(["attention of a layer (µs)", *(f"{1e6 * s:,.0f}" for s in seconds)])
-        caption = (
-            "Each against the block size; bars are 95 % confidence intervals over seeds. All sizes "
-            "saw the same requests, so differences are surer than bars suggest."
-        )
+        caption = "Each against the block size, under one seed."
+        if len(of[self.sizes[0]]) > 1:
+            caption = (
+                "Each against the block size; bars are 95 % confidence intervals over seeds. All "
+                "sizes saw the same requests, so differences are surer than bars suggest."
+            )
         return Analysis(
             finding=self._finding(metrics, self._alike(of), unused, kernel),
             rows=[

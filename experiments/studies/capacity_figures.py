@@ -53,7 +53,8 @@ def _draw_rates(axes: Axes, rates: Mapping[str, Estimate], look: Mapping[str, st
     ends = (rate.high if rate.known else rate.mean for rate in rates.values())
     most = max((end for end in ends if not math.isnan(end)), default=0)
     axes.set_xlim(0, 1.05 * most if most > 0 else 1)
-    axes.set_title("Requests/s within the objective (bars: 95 % confidence)")
+    bars = " (bars: 95 % confidence)" if any(rate.known for rate in rates.values()) else ""
+    axes.set_title(f"Requests/s within the objective{bars}")
     style.tidy(axes)
 
 

@@ -82,6 +82,11 @@ class RequestOutput:
     finished: bool
     metrics: RequestMetrics = field(repr=False)
 
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens that were not computed at its first admission, under vLLM's name."""
+        return self.metrics.cached_tokens
+
     @classmethod
     def of(
         cls,

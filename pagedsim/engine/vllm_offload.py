@@ -9,7 +9,7 @@ from os import PathLike
 from typing import Any
 
 from pagedsim.core import ConfigError
-from pagedsim.core.errors import require_number, require_whole, shown, unknown
+from pagedsim.core.errors import choices, require_number, require_whole, shown, unknown
 from pagedsim.core.offload import LowerTier, VLLMOffload
 from pagedsim.server import ServerSpec
 
@@ -19,6 +19,8 @@ CONNECTORS = ("OffloadingConnector",)
 ROLES = ("kv_both", "kv_producer", "kv_consumer")
 SPECS = ("CPUOffloadingSpec", "TieringOffloadingSpec")
 TIERS = ("fs",)
+_TIER = ("folder", "threads", "gib", "read_gb_s", "write_gb_s", "latency_us", "shared")
+"""Settings of a tier; the simulator reads those from the third on."""
 TIERED = ("type", "root_dir", "n_read_threads", "n_write_threads")
 """Settings of a tier of files."""
 THREADS = 16
@@ -139,6 +141,10 @@ def with_tiers(server: ServerSpec, tier: Callable[..., LowerTier]) -> ServerSpec
                 f"tensor_parallel={server.tensor_parallel}: must be 1 with a folder in "
                 "offload.tiers; each process has a part of every chunk"
             )
+        for key in settings:
+            if key not in _TIER:
+                instead = choices(str(key), _TIER)
+                raise ConfigError(f"{where}.{key}: no such setting of a tier; {instead}")
         threads = require_whole(f"{where}.threads", settings.get("threads", THREADS), 1)
         tiers.append(tier(f"{where}.folder", str(folder), threads))
     return replace(server, offload=replace(offload, tiers=tuple(tiers)))

@@ -348,18 +348,14 @@ def _percent(share: float) -> str:
 def _telling(change: Comparison, study: Arms) -> bool:
     """Whether to report a comparison: with several clients, latencies per client, else overall.
 
-    A difference of 0.0 %, between values that are printed alike, is not reported.
+    A difference of 0.0 % is not reported.
     """
     several = len(groups_of(study)) > 1
     if several and metric_of(change.key).latency == (change.client is None):
         return False
     if change.gain is None:
         return False
-    alike = text_of(change.key, change.ours) == text_of(change.key, change.theirs)
-    unseen = (
-        alike and change.ours != change.theirs and _percent(abs(change.ratio.mean - 1)) == "0.0"
-    )
-    return not unseen
+    return change.ours == change.theirs or _percent(abs(change.ratio.mean - 1)) != "0.0"
 
 
 def _strongest(comparisons: Sequence[Comparison]) -> list[Comparison]:

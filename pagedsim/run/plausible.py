@@ -1,4 +1,5 @@
-"""Settings that make sense in another unit alone: a note on each, since none of them is an error.
+"""Settings that make sense in another unit alone, or change nothing: a note on each, since none of
+them is an error.
 
 All ranges are wide: what any GPU, server or trace has lies far inside them.
 """
@@ -134,6 +135,63 @@ def _may_swap(config: RunSpec) -> bool:
     """Whether any server of a run may swap."""
     servers = [config.pool(name).server for name in config.fleet.kinds]
     return any(server.weighs_prices or server.may_swap for server in servers)
+
+
+# -- what is copied and fetched nowhere ------------------------------------------------------------
+
+
+def idle_offload(words: Sequence[str], arms: Sequence[Arm], jobs: Sequence[Job]) -> Iterator[str]:
+    """What was typed of a host tier, of what is below it, and of fetches, and changes nothing, a
+    line each."""
+    idle = {job.arm: dict(_idle(job.config)) for job in jobs}
+    of_arms = [(word, [arm.name]) for arm in arms for word in map(str, arm.overrides)]
+    for word, names in [*((word, [*idle]) for word in words), *of_arms]:
+        reasons = [idle.get(name, {}).get(key_of(word), "") for name in names]
+        if all(reasons):
+            yield from (f"{word} changes nothing: {why}" for why in reasons[:1])
+
+
+def _idle(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The keys that change nothing in a run, each with the reason."""
+    if "replicas" in (config["fleet"] or {}) and RunSpec(config).fleet.alone:
+        yield "fleet.fetch", "fleet.replicas=1 has no other to fetch from"
+    if not isinstance(offload := config["offload"], Mapping):
+        return
+    for key, others in {"chunks": ("gib",), "blocks": ("gib", "ratio"), "gib": ("ratio",)}.items():
+        if offload.get(key) is not None:
+            yield from ((f"offload.{other}", f"offload.{key} has the size") for other in others)
+    stores = {f"tiers.{name}": tier for name, tier in (offload.get("tiers") or {}).items()}
+    stores |= {name: offload[name] for name in ("storage",) if name in offload}
+    empty = {name: _is_none(store) for name, store in stores.items()}
+    for name, store in stores.items():
+        if empty[name] and isinstance(store, Mapping):
+            why = f"offload.{name}.gib={store.get('gib')}: there is none"
+            yield from ((f"offload.{name}.{key}", why) for key in store if key != "gib")
+        elif not RunSpec(config).backend.alone:
+            yield f"offload.{name}.folder", "the simulator has no files"
+    if all(empty.values()):
+        for key in (
+            "protect_promoted",
+            *(f"prefetch.{key}" for key in offload.get("prefetch", ())),
+        ):
+            yield f"offload.{key}", "there is nothing below host memory"
+
+
+def _is_none(store: Any) -> bool:
+    """Whether settings of a store below host memory say that there is none."""
+    return store is None or (
+        isinstance(store, Mapping) and store.get("gib") == 0 and not store.get("folder")
+    )
+
+
+def unshared(settings: Mapping[str, Any], workload: Workload) -> Iterator[str]:
+    """Recorded sessions of which no memory finds again what their prompts share."""
+    memory, offload = (settings.get(group) or {} for group in ("memory", "offload"))
+    if workload.whole and (memory.get("_target_"), len(offload)) == (
+        "pagedsim.core.PagedMemory",
+        1,
+    ):
+        yield "memory=paged finds nothing of what the sessions' prompts share; memory=prefix does"
 
 
 # -- a trace's times -------------------------------------------------------------------------------

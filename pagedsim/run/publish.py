@@ -151,11 +151,12 @@ def _more_metrics(study: Study, runs: Runs, arms: Arms) -> Iterator[str]:
 
 
 def _of_caches(arms: Arms) -> Iterator[str]:
-    """What is worth a column where a prefix cache found something; where there are hits below the
-    GPU, those by source."""
+    """What is worth a column where a prefix cache found something; where there are hits or tiers
+    below the GPU, those by source."""
     (gpu, *below, _), others = SOURCES, ("recomputed_tokens", "working_set_peak")
     names = ("hit_rate", gpu, *below, *others)
     some = {name for name in names if any(value_of(run.summary, name) > 0 for run in arms.runs)}
+    some |= {f"{tier}_hit_tokens" for run in arms.runs for tier in run.summary.get("tiers") or ()}
     if "hit_rate" in some:
         yield from (name for name in names if name in (some if some & {*below} else some - {gpu}))
 

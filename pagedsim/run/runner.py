@@ -16,7 +16,7 @@ from pagedsim.run import provenance
 from pagedsim.run.folder import keep_configuration
 from pagedsim.run.job import Arm, Failure, Job, error_of, failure_of, lines_of
 from pagedsim.run.parts import Parts, Refusal, build, refuse_fleet
-from pagedsim.run.plausible import doubtful, doubtful_times, idle_swaps
+from pagedsim.run.plausible import doubtful, doubtful_times, idle_offload, idle_swaps, unshared
 from pagedsim.run.pool import preparing
 from pagedsim.run.publish import Published, publish
 from pagedsim.run.runs import Key, Runs, goes_on, some
@@ -74,7 +74,7 @@ class Execution:
         """Note what a reader must know before the first run."""
         config, words = self.spec.config, [*map(str, self.spec.words)]
         unused = unused_words(self.study, self.spec, arms, jobs)
-        unused += idle_swaps(words, arms, jobs)
+        unused += [*idle_swaps(words, arms, jobs), *idle_offload(words, arms, jobs)]
         alone = (line for job in jobs for line in lives_here(job.config))
         notes = [*self.spec.notes, *doubtful(config), *remarks, *unused, *alone]
         for line in dict.fromkeys(notes):
@@ -234,6 +234,7 @@ def check_arms(
             refusals.setdefault(parts.refusal(), []).append(job.arm)
             remarks += doubtful(job.config)
             remarks += doubtful_times(job.config["workload"], parts.workload)
+            remarks += unshared(job.config, parts.workload)
         except (Exception, SystemExit) as error:  # a user's code may call sys.exit
             failure = failure_of(error, job.config, None)
             failures[failure.reason] = failure

@@ -211,9 +211,12 @@ def _with_group(group: str, settings: Mapping[str, Any], text: str) -> str:
         if key[2] == "." and not isinstance(settings[key[1]], Mapping):
             return text  # a file that is called like the key
         text = f"{group}.{text}"
+    missing = re.match(rf"({group}\.([\w.]+)): must be given(?=, for)", text)
+    if missing is None:
+        return text
     # What a class takes besides is not in the configuration yet.
-    missing = rf"^({group}\.[\w.]+): must be given, for"
-    return re.sub(missing, r"\1: must be given (+\1=...), for", text)
+    sign = "" if missing[2] in settings else "+"
+    return f"{missing[0]} ({sign}{missing[1]}=...){text[missing.end() :]}"
 
 
 def load_plugins(names: Sequence[str]) -> None:

@@ -130,6 +130,15 @@ def test_answers_come_in_the_order_of_the_prompts_whatever_their_priorities() ->
     assert ends[0] > ends[1] > ends[2]
 
 
+def test_answers_tell_cached_tokens_under_vllms_name() -> None:
+    llm = LLM("tiny", device="cpu", num_gpu_blocks=64, max_model_len=64, memory="prefix")
+    params = SamplingParams(temperature=0, max_tokens=2)
+    first, again = (
+        llm.generate([[5] * 40], params, use_tqdm=False)[0].num_cached_tokens for _ in range(2)
+    )
+    assert (first, again) == (0, 32)
+
+
 def test_a_ctrl_c_in_a_step_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*work: Any) -> Any:
         raise KeyboardInterrupt

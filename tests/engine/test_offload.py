@@ -624,6 +624,7 @@ def test_settings_of_sglang(given: dict[str, Any], meant: HiCacheOffload | None)
                 ({"folder": ["/x"]}, ".folder=['/x']: must be a path, or null"),
                 ({"folder": "~none/x"}, ".folder=~none/x: no files can be kept there: Could not"),
                 ({"folder": "/x", "threads": 1.5}, ".threads=1.5: must be a whole number"),
+                ({"folder": "/x", "threds": 2}, ".threds: no such setting of a tier; did you mean"),
             )
         ),
         (

@@ -67,6 +67,7 @@ def test_a_comparison_in_words(comparison: Comparison, words: str) -> None:
             "No difference between b and a is sure: "
             "every 95 % confidence interval includes zero change.",
         ),
+        ({"a": [1e-2], "b": [9.9951e-3]}, "b and a do not differ in any metric of this study."),
         ({"a": [1.0, 2.0], "b": [1.0, 2.0]}, "b and a do not differ in any metric of this study."),
     ],
 )

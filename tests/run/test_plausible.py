@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,16 @@ import numpy as np
 import pytest
 
 from pagedsim.run.job import Arm, Job
-from pagedsim.run.plausible import RECOMPUTING, doubtful, doubtful_times, idle_swaps
+from pagedsim.run.plausible import (
+    RECOMPUTING,
+    doubtful,
+    doubtful_times,
+    idle_offload,
+    idle_swaps,
+    unshared,
+)
 from pagedsim.spec.conf import Conf, offered
+from pagedsim.spec.run import RunSpec
 from pagedsim.spec.words import parse
 from pagedsim.workload import Workload
 from tests.run.studies import EXPERIMENTS, settings_of
@@ -113,3 +122,47 @@ def test_each_server_has_swaps_or_is_known_not_to() -> None:
 def test_swaps_that_cannot_be_are_noted(words: list[str], lines: int) -> None:
     job = Job("run", 0, settings_of(*words), Path())
     assert len(list(idle_swaps(words, [Arm("run")], [job]))) == lines
+
+
+VLLM = ("offload=vllm", "batching=unified", "memory=prefix")
+HICACHE = ("offload=hicache", "server=sglang-0.5")
+
+
+@pytest.mark.parametrize(
+    ("chosen", "typed"),
+    [
+        (("memory=prefix",), ["fleet.fetch=sooner"]),
+        (VLLM, ["offload.protect_promoted=true", "offload.tiers.remote.shared=true"]),
+        ((*VLLM, "offload.chunks=40"), ["offload.gib=3"]),
+        (HICACHE, ["offload.storage.shared=true", "offload.prefetch.policy=best_effort"]),
+        ((*HICACHE, "offload.gib=40"), ["offload.ratio=3"]),
+        ((*HICACHE, "offload.storage.gib=9"), ["+offload.storage.folder=/x"]),
+    ],
+)
+def test_settings_of_what_is_not_there_are_noted(chosen: Sequence[str], typed: list[str]) -> None:
+    job = Job("run", 0, settings_of("experiment=single", *chosen, *typed), Path())
+    lines = [*idle_offload([*chosen, *typed], [Arm("run")], [job])]
+    assert [line.partition(" changes nothing: ")[0] for line in lines] == typed
+    arm = Arm("run", typed)
+    assert [*idle_offload(chosen, [arm], [job])] == lines
+
+
+def test_settings_of_what_is_there_are_not_noted() -> None:
+    disk = ("offload.tiers.disk.gib=9", "offload.tiers.disk.latency_us=1", "offload.gib=3")
+    storage = ("offload.storage.gib=null", "offload.storage.shared=true", "offload.ratio=3")
+    for chosen in (
+        (*VLLM, *disk, "offload.protect_promoted=true"),
+        (*HICACHE, *storage, "offload.prefetch.threshold=9"),
+        ("fleet.replicas=2", "fleet.fetch=sooner", "memory=prefix"),
+    ):
+        job = Job("run", 0, settings_of("experiment=single", *chosen), Path())
+        assert not [*idle_offload(chosen, [Arm("run")], [job])], chosen
+
+
+def test_sessions_without_a_prefix_cache_are_noted() -> None:
+    session = Path(__file__).parents[1] / "mistakes/files/agents/session.json"
+    for memory, notes in (("paged", 1), ("prefix", 0)):
+        settings = settings_of(
+            "experiment=single", "workload=trace", f"workload.path={session}", f"memory={memory}"
+        )
+        assert len([*unshared(settings, RunSpec(settings).workload())]) == notes

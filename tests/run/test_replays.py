@@ -71,6 +71,10 @@ def test_python_names_files_and_how_they_are_played(tmp_path: Path) -> None:
     told = {"hit_rate", "working_set_peak", "session_served_time_mean"}
     assert told < set(result.table()["metric"].to_pylist())
     assert {"sources", "working_set"} < set(result.plots)
+    hicache = {"offload": "hicache", "offload.storage.gib": 9, "server": "sglang-0.5"}
+    below = ps.simulate(hicache, workload=workload, seeds=1, jobs=1)
+    assert below.runs[0].summary["storage_hit_tokens"] == 0  # and yet it has a column
+    assert "storage_hit_tokens" in below.table()["metric"].to_pylist()
 
 
 def test_agentx_replays_recorded_sessions(tmp_path: Path) -> None:

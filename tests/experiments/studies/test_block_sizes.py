@@ -80,3 +80,4 @@ def test_on_the_engine_the_kernel_is_timed(monkeypatch: pytest.MonkeyPatch) -> N
     assert (
         "with blocks of 1, 1.00 times that with 1 and 256.00 times with 256" in reading.finding[2]
     )
+    assert "seed" in (caption := reading.drawings["sizes"].caption) and "confidence" not in caption

@@ -6,16 +6,21 @@ import json
 import shlex
 import sys
 from collections.abc import Callable
+from math import nan
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 
 from pagedsim.__main__ import main
 from pagedsim.core import ConfigError
 from pagedsim.experiments.studies.bisection import Bisection, bounds_of, missed, validate_clients
+from pagedsim.experiments.studies.capacity_figures import _draw_rates
+from pagedsim.metrics.compare import Estimate
+from pagedsim.report import style
 from tests.conftest import Call
 
 # -- the search ------------------------------------------------------------------------------------
@@ -131,3 +136,11 @@ def test_a_search_ends_with_a_result_and_commands_that_repeat_probes(
     assert summary["ttft_p99"] == pytest.approx(probe["values"]["TTFT P99"], rel=1e-5)
     assert summary["tpot_p99"] == pytest.approx(probe["values"]["TPOT P99"], rel=1e-5)
     assert summary["output_tokens_per_s"] == pytest.approx(probe["output_tokens_per_s"], rel=1e-5)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_rates_of_one_seed_have_no_bars(known: bool) -> None:
+    axes = Figure().subplots()
+    ends = (1.0, 3.0) if known else (nan, nan)
+    _draw_rates(axes, {"a": Estimate(2.0, *ends)}, style.looks(["a"]))
+    assert ("confidence" in axes.get_title()) == known
