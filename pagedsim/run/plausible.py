@@ -151,7 +151,7 @@ def idle_offload(words: Sequence[str], arms: Sequence[Arm], jobs: Sequence[Job])
             yield from (f"{word} changes nothing: {why}" for why in reasons[:1])
 
 
-def _idle(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _idle(config: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """The keys that change nothing in a run, each with the reason."""
     if "replicas" in (config["fleet"] or {}) and RunSpec(config).fleet.alone:
         yield "fleet.fetch", "fleet.replicas=1 has no other to fetch from"
