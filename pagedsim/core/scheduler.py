@@ -446,7 +446,8 @@ class Scheduler:
         compute their tokens. A step that would have computed with one must not be carried out.
         """
         self.queues._now = now
-        self.queues.disturbed = True  # what waits for them may go on
+        if self.num_waiting or self.in_flight or self.queues.connector is None:
+            self.queues.disturbed = True  # what waits for them may go on
         for request in reversed(self.transfer_source.transferred(jobs, now, failed)):
             self.queues.unhold(request)
         self._note_idleness(now)

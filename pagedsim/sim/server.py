@@ -353,8 +353,13 @@ class Server:
         until = self.environment.peek()
         if self._next_at < until:
             until = self._next_at  # no event before
+        copied = inf if self.transfers is None else self.transfers.next_end()
         while repeats:
-            if not scheduler.fast_forward(plan, end):
+            repeated = scheduler.fast_forward(plan, end)
+            if end >= copied and self.transfers is not None:
+                self._report(self.transfers, end)
+                copied = self.transfers.next_end()
+            if not repeated:
                 return end, end, 0
             repeats -= 1
             took = seconds(sequences, plan._decode_context)

@@ -129,6 +129,8 @@ class Transfers:
 
     def ended(self, now: float) -> list[int]:
         """The transfers that have ended by now, stores first; each is returned once."""
+        if not (self._stores or self._loads or self._waited_for):
+            return []
         ended: list[EndedCopy] = []
         for queue in (self._stores, self._loads):
             while queue and queue[0][0] <= now:

@@ -41,10 +41,10 @@ class Account:
         self.mark = 0  # chunks before it have been offered, or loaded
         self.hit = 0  # tokens found on the GPU when it was last looked up
         self.jobs: dict[int, None] = {}  # its transfers in flight
-        # How it has used the tier; the order of eviction reads these.
+        # How it has used the tier, for the order of eviction.
         self.number = 0  # the time of its first access; 0: none yet
-        self.accessed: dict[Hashable, int] = {}  # with their places in the request
-        self.inserted: set[Hashable] = set()
+        self.accessed: dict[int, Hashable] = {}  # by their numbers
+        self.inserted: set[Hashable] = set()  # this and the next two are ARC's
         self.reused: set[Hashable] = set()  # they were ready when it met them, and not its own
         self.offered_before: set[Hashable] = set()  # when they were not in the tier
         self.lower: dict[Hashable, int] = {}  # the number of the tier below that each came from
@@ -52,7 +52,7 @@ class Account:
         self.ended = False
         self.told = False
         self.final = 0  # chunks to offer in all
-        self.names: Sequence[Hashable] = ()
+        self.names: Sequence[Hashable] = ()  # of those from `mark` on
         self.table: Sequence[int] = ()
 
 

@@ -183,10 +183,11 @@ class OffloadConnector:
         """A step is being planned."""
         self._now = now
         self.loads.open(now)
-        self.host.inserted, self.host.evicted = self.step.inserted, self.step.evicted
-        self.host.held_back = 0
-        sampling = {request for plan in self._in_flight for request in sampled_in(plan)}
-        self.chunking.sampling = sampling
+        step, host = self.loads.step, self.host
+        host.inserted, host.evicted, host.held_back = step.inserted, step.evicted, 0
+        if self._in_flight or self.chunking.sampling:
+            sampling = {request for plan in self._in_flight for request in sampled_in(plan)}
+            self.chunking.sampling = sampling
 
     def close(self, plan: StepPlan) -> None:
         """The requests of a step are chosen: store what it will have computed."""
@@ -198,7 +199,8 @@ class OffloadConnector:
             if (account := self.loads.accounts.get(preemption.request)) is not None:
                 flushed.update(account.jobs)
         ended, self._ended = self._ended, []
-        taken = received | self._taken(plan) if ended or len(self._fences) else set()
+        offering = any(account.final > account.mark for account in ended)
+        taken = received | self._taken(plan) if offering or len(self._fences) else set()
         flushed |= self._fences.crossed(taken)
         stores = self._stores(plan)
         for account in ended:
@@ -208,7 +210,7 @@ class OffloadConnector:
                 if not taken.isdisjoint(store.blocks):
                     flushed.add(store.job)
         for account in ended:
-            self.host.finish(account)
+            self.host.order.finish(self.host.chunks, account)
             account.told = True
             self._refused.discard(account)
             self._forget_if_done(account)
@@ -265,9 +267,13 @@ class OffloadConnector:
 
     def uneventful(self, plan: StepPlan, limit: int, waiting: int) -> int:
         """After how many steps like `plan`, up to `limit`, there may be something to do."""
-        if self.transferring or self.loads.loaders or self._refused or self._in_steps:
+        if self._ended or self.loads.loaders or self._refused or self._in_steps:
             return 0
-        if waiting and self.lower.tiers:
+        if plan._transfers or plan._flushed or self._lingering or len(self._fences):
+            return 0
+        if self.jobs and (waiting or self._in_flight):
+            return 0  # to stores alone that are under way nothing else pays attention
+        if self.lower.tiers and (waiting or self.jobs or self.lower.jobs):
             return 0  # their answers change with time
         if not self.prompt_only:
             for request in plan.decodes:
@@ -319,23 +325,20 @@ class OffloadConnector:
         mark = account.mark
         if count <= mark:
             return None
-        if account.ended:
-            names = account.names[mark:count]
-        else:
-            names = self.chunking.names(account.request, mark, count)
+        request = account.request
+        names = account.names if account.ended else self.chunking.names(request, mark, count)
         if self.lower.tiers:
             self.lower.collect(self._now, self.step)
-        offered = dict(zip(names, range(mark, count), strict=True))
-        chunks = self.host.offer(offered, account)
+        chunks = self.host.offer(names, mark, account)
         if chunks is None:
-            self.step.refused.append(account.request._id)
+            self.step.refused.append(request._id)
             self._refused.add(account)
             return None
         self._refused.discard(account)
         account.mark = count
         if not chunks:
             return None
-        blocks = [table[n] for n in self.chunking.blocks([offered[chunk.key] for chunk in chunks])]
+        blocks = [table[n] for n in self.chunking.blocks([chunk.index for chunk in chunks])]
         places = self.chunking.blocks([chunk.place for chunk in chunks])
         return self._jobs.begin(Job(account, Direction.STORE, chunks, blocks), places)
 
@@ -354,7 +357,7 @@ class OffloadConnector:
             end = max(request._prompt_len, request.num_tokens - 1) if finished else computed
             account.final = self._chunks_before(account, end, known)
             account.final = min(account.final, len(account.table) // self.blocks_per_chunk)
-            account.names = self.chunking.names(request, 0, account.final)
+            account.names = self.chunking.names(request, account.mark, account.final)
         account.ended = True
         self._ended.append(account)
         for number in account.jobs:

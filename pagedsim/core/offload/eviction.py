@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from heapq import heappop, heappush
+from operator import attrgetter
 from typing import Final
 
 from pagedsim.core.compiled import mypyc_attr
@@ -15,15 +16,15 @@ WRITING: Final = -1
 
 
 class Group:
-    """The chunks that one request accessed last of all, by their places in it."""
+    """The chunks that one request accessed last of all, by their numbers in it."""
 
     __slots__ = ("chunks", "last", "number", "sorted")
 
     def __init__(self, number: int) -> None:
         self.number = number  # the time of the access
         self.chunks: dict[int, HostChunk] = {}
-        self.last = 0  # the highest place so far
-        self.sorted = True  # whether they are in order of their places
+        self.last = 0  # the highest so far
+        self.sorted = True  # whether they are in order
 
 
 _NONE: Final = Group(0)
@@ -34,12 +35,12 @@ class HostChunk:
 
     __slots__ = ("group", "index", "key", "place", "readers")
 
-    def __init__(self, key: Hashable, place: int) -> None:
+    def __init__(self, key: Hashable, place: int, index: int = 0) -> None:
         self.key = key
         self.place = place  # its number among the places of the tier
+        self.index = index  # its number among the chunks of all requests that have it
         self.readers = WRITING  # transfers that read it; WRITING: its content is not there yet
-        self.group = _NONE  # of LRU, and its place in it
-        self.index = 0
+        self.group = _NONE  # of LRU
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -54,8 +55,8 @@ class ChunkEviction(ABC):
     """Chunks of the tier, which sets it."""
 
     @abstractmethod
-    def insert(self, chunk: HostChunk, account: Account) -> None:
-        """A request's chunk is new in the tier."""
+    def insert(self, chunks: Sequence[HostChunk], account: Account) -> None:
+        """A request's chunks are new in the tier, in this order."""
 
     @abstractmethod
     def choose(self, count: int, protected: Collection[Hashable]) -> Sequence[HostChunk] | None:
@@ -68,19 +69,27 @@ class ChunkEviction(ABC):
     def access(self, chunks: Sequence[HostChunk], account: Account) -> None:
         """A request accesses chunks for the first time; also called without any that is here."""
 
-    def miss(self, keys: Sequence[Hashable]) -> None:
-        """A request is about to store these for the first time, in this order."""
+    def reuse(self, chunks: Sequence[HostChunk], account: Account) -> None:
+        """A request uses chunks that are ready, for the first time or again."""
 
-    def finish(self, chunks: Sequence[HostChunk], account: Account) -> None:
-        """A request has ended; `chunks` are those that it accessed and that are still here, from
-        its last one to its first."""
+    def miss(self, keys: Collection[Hashable], account: Account) -> None:
+        """A request is about to store these, in this order, for the first time or again."""
+
+    def finish(self, chunks: Mapping[Hashable, HostChunk], account: Account) -> None:
+        """A request has ended; `chunks` are all that are here."""
+
+
+def _accessed(chunks: Mapping[Hashable, HostChunk], account: Account) -> list[HostChunk]:
+    """The chunks that a request has accessed and that are still here, in order."""
+    found = map(chunks.get, account.accessed.values())
+    return sorted([chunk for chunk in found if chunk is not None], key=attrgetter("index"))
 
 
 class LRU(ChunkEviction):
     """By the time of a request's first access, and once it has ended by that of its end; of one
     request the tail goes before the head.
 
-    So the chunks that a request accessed last of all are a group, by their places in it, and an
+    So the chunks that a request accessed last of all are a group, by their numbers in it, and an
     eviction takes the end of the oldest group.
     """
 
@@ -95,20 +104,31 @@ class LRU(ChunkEviction):
             account.number = self._time
         return account.number
 
-    def _put(self, chunk: HostChunk, number: int, index: int) -> None:
+    def _put(self, chunks: Sequence[HostChunk], number: int) -> None:
+        """Put chunks that are in no group into that of this number."""
         group = self._groups.get(number)
         if group is None:
             group = self._groups[number] = Group(number)
             heappush(self._oldest, number)
-        if index < group.last:
-            group.sorted = False
-        else:
-            group.last = index
-        group.chunks[index] = chunk
-        chunk.group, chunk.index = group, index
+        members, last = group.chunks, group.last
+        for chunk in chunks:
+            index = chunk.index
+            if index < last:
+                group.sorted = False
+            else:
+                last = index
+            members[index] = chunk
+            chunk.group = group
+        group.last = last
 
-    def insert(self, chunk: HostChunk, account: Account) -> None:
-        self._put(chunk, self._number(account), account.accessed[chunk.key])
+    def _members(self, group: Group) -> dict[int, HostChunk]:
+        """Its chunks in order."""
+        if not group.sorted:
+            group.chunks, group.sorted = dict(sorted(group.chunks.items())), True
+        return group.chunks
+
+    def insert(self, chunks: Sequence[HostChunk], account: Account) -> None:
+        self._put(chunks, self._number(account))
 
     def remove(self, chunk: HostChunk) -> None:
         group = chunk.group
@@ -117,28 +137,34 @@ class LRU(ChunkEviction):
             del self._groups[group.number]
 
     def _move(self, chunks: Sequence[HostChunk], number: int) -> None:
-        """Put chunks into the group of that number; they keep their places, as a key has one."""
-        group = chunks[0].group if chunks else _NONE
-        if (
-            len(chunks) == len(group.chunks) > 0
-            and number not in self._groups
-            and all(chunk.group is group for chunk in chunks)
-        ):  # a whole group, as that of the turn before
-            del self._groups[group.number]
-            group.number, self._groups[number] = number, group
-            heappush(self._oldest, number)
+        """Move chunks, in order, to the group of that number."""
+        if not chunks:
+            return
+        group = chunks[0].group
+        whole = len(chunks) == len(group.chunks) and [*self._members(group).values()] == chunks
+        if whole and number not in self._groups:  # as those of the turn before
+            self._renumber(group, number)
             return
         for chunk in chunks:
             self.remove(chunk)
-            self._put(chunk, number, chunk.index)
+        self._put(chunks, number)
+
+    def _renumber(self, group: Group, number: int) -> None:
+        del self._groups[group.number]
+        group.number, self._groups[number] = number, group
+        heappush(self._oldest, number)
 
     def access(self, chunks: Sequence[HostChunk], account: Account) -> None:
         number = self._number(account)
         self._move([chunk for chunk in chunks if chunk.group.number < number], number)
 
-    def finish(self, chunks: Sequence[HostChunk], account: Account) -> None:
+    def finish(self, chunks: Mapping[Hashable, HostChunk], account: Account) -> None:
         self._time += 1
-        self._move(chunks[::-1], self._time)
+        group = self._groups.get(account.number, _NONE)
+        if account.accessed and len(group.chunks) == len(account.accessed):  # as most often
+            self._renumber(group, self._time)
+        else:
+            self._move(_accessed(chunks, account), self._time)
 
     def choose(self, count: int, protected: Collection[Hashable]) -> Sequence[HostChunk] | None:
         chosen: list[HostChunk] = []
@@ -149,9 +175,7 @@ class LRU(ChunkEviction):
                 continue
             looked_at.append(number)
             group = self._groups[number]
-            if not group.sorted:
-                group.chunks, group.sorted = dict(sorted(group.chunks.items())), True
-            for chunk in reversed(group.chunks.values()):
+            for chunk in reversed(self._members(group).values()):
                 if not chunk.readers and chunk.key not in protected:
                     chosen.append(chunk)
                     if len(chosen) == count:
@@ -177,18 +201,25 @@ class ARC(ChunkEviction):
         self.target = 0.0
         """Chunks that `once` may have before it is evicted from."""
 
-    def insert(self, chunk: HostChunk, account: Account) -> None:
-        self.once[chunk.key] = chunk
-        self.once_ghosts.pop(chunk.key, None)
-        self.again_ghosts.pop(chunk.key, None)
+    def insert(self, chunks: Sequence[HostChunk], account: Account) -> None:
+        for chunk in chunks:
+            account.inserted.add(chunk.key)
+            self.once[chunk.key] = chunk
+            self.once_ghosts.pop(chunk.key, None)
+            self.again_ghosts.pop(chunk.key, None)
 
     def remove(self, chunk: HostChunk) -> None:
         self.once.pop(chunk.key, None)
         self.again.pop(chunk.key, None)
 
-    def miss(self, keys: Sequence[Hashable]) -> None:
-        once, again = self.once_ghosts, self.again_ghosts
-        for key in reversed(keys):
+    def reuse(self, chunks: Sequence[HostChunk], account: Account) -> None:
+        account.reused.update({chunk.key for chunk in chunks} - account.inserted)
+
+    def miss(self, keys: Collection[Hashable], account: Account) -> None:
+        once, again, before = self.once_ghosts, self.again_ghosts, account.offered_before
+        new = [key for key in keys if key not in before]
+        before.update(new)
+        for key in reversed(new):
             if key in once:
                 self.target = min(self.target + max(1.0, len(again) / len(once)), self.capacity)
                 once.move_to_end(key)
@@ -196,8 +227,8 @@ class ARC(ChunkEviction):
                 self.target = max(self.target - max(1.0, len(once) / len(again)), 0.0)
                 again.move_to_end(key)
 
-    def finish(self, chunks: Sequence[HostChunk], account: Account) -> None:
-        for chunk in chunks:
+    def finish(self, chunks: Mapping[Hashable, HostChunk], account: Account) -> None:
+        for chunk in reversed(_accessed(chunks, account)):
             key = chunk.key
             if key in account.reused:
                 self.once.pop(key, None)

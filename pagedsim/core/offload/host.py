@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from typing import Final
 
 from pagedsim.core.errors import IntegrityError
 from pagedsim.core.offload.account import Account
 from pagedsim.core.offload.eviction import WRITING, ChunkEviction, HostChunk
+
+_NONE: Final[Mapping[int, Hashable]] = {}
 
 
 class Tracker:
@@ -65,10 +68,11 @@ class HostTier:
         """Chunks that no transfer writes or reads."""
         return len(self.chunks) - self.writing - self.reading
 
-    def pin(self, chunk: HostChunk) -> None:
-        """One more transfer reads a chunk."""
-        self.reading += not chunk.readers
-        chunk.readers += 1
+    def pin(self, chunks: Sequence[HostChunk]) -> None:
+        """One more transfer reads chunks."""
+        for chunk in chunks:
+            self.reading += not chunk.readers
+            chunk.readers += 1
 
     def unpin(self, chunks: Sequence[HostChunk]) -> None:
         """A transfer that read chunks has ended."""
@@ -89,55 +93,52 @@ class HostTier:
             self._free.append(chunk.place)
             self.order.remove(chunk)
 
-    def access(self, keys: Mapping[Hashable, int], reused: Iterable[Hashable], by: Account) -> None:
-        """A request uses chunks, at these places in it; those `reused` were ready."""
-        accessed, inserted, chunks = by.accessed, by.inserted, self.chunks
-        if new := {key: at for key, at in keys.items() if key not in accessed}:
-            accessed.update(new)
-            self.order.access([chunks[key] for key in new if key in chunks], by)
-        by.reused.update([key for key in reused if key not in inserted])
-
-    def finish(self, account: Account) -> None:
-        """A request has ended, and offers nothing more."""
-        chunks, accessed = self.chunks, account.accessed
-        keys = sorted([key for key in accessed if key in chunks], key=accessed.__getitem__)
-        self.order.finish([chunks[key] for key in reversed(keys)], account)
+    def access(
+        self, ready: Sequence[HostChunk], by: Account, absent: Mapping[int, Hashable] = _NONE
+    ) -> None:
+        """A request uses chunks that are ready, and others that it is about to store."""
+        accessed, new = by.accessed, ready
+        used = {chunk.index: chunk.key for chunk in ready}
+        if not accessed.keys().isdisjoint(used):
+            new = [chunk for chunk in ready if chunk.index not in accessed]
+        if new or absent:
+            self.order.access(new, by)
+        accessed.update(used)
+        accessed.update(absent)
+        self.order.reuse(ready, by)
 
     def offer(
         self,
-        offered: Mapping[Hashable, int],
+        names: Sequence[Hashable],
+        first: int,
         by: Account,
-        protected: Mapping[Hashable, None] | None = None,
+        protected: Collection[Hashable] = (),
     ) -> Sequence[HostChunk] | None:
-        """Insert those of a request's chunks that are to be stored, with their places in it.
+        """Insert those of a request's chunks, from its number `first` on, that are to be stored.
 
-        All of them or none: None if there is no room without those offered and those `protected`.
+        All of them or none: None if there is no room without those `protected`, by default the
+        offer's own.
         """
         if self._tracker is not None:
-            self._tracker.count(offered)
-        wanted = self._wanted(offered)
-        if new := [key for key in wanted if key not in by.offered_before]:
-            self.order.miss(new)
-            by.offered_before.update(new)
-        chunks = self.chunks
-        ready = [key for key in offered if key in chunks and chunks[key].readers != WRITING]
-        used = offered
-        if len(wanted) + len(ready) < len(offered):
-            either = {*wanted, *ready}
-            used = {key: at for key, at in offered.items() if key in either}
-        self.access(used, ready, by)
-        if not self._make_room(len(wanted), protected or offered):
+            self._tracker.count(names)
+        chunks, absent, ready = self.chunks, dict[int, Hashable](), list[HostChunk]()
+        for index, key in enumerate(names, first):
+            if (chunk := chunks.get(key)) is None:
+                absent[index] = key
+            elif chunk.readers != WRITING:
+                ready.append(chunk)
+        if self._tracker is not None:
+            absent = self._often(absent, self._tracker)
+        self.order.miss(absent.values(), by)
+        self.access(ready, by, absent)
+        if not self._make_room(len(absent), protected or names):
             return None
-        by.inserted.update(wanted)
-        return [self._insert(key, by) for key in wanted]
+        return self._insert(absent, by)
 
-    def _wanted(self, offered: Iterable[Hashable]) -> list[Hashable]:
-        """Those that are not here, and offered often enough."""
-        chunks = self.chunks
-        absent = [key for key in offered if key not in chunks]
-        if self._tracker is None:
-            return absent
-        often = [key for key in absent if self._tracker.offers(key) >= self.threshold]
+    def _often(self, absent: Mapping[int, Hashable], tracker: Tracker) -> dict[int, Hashable]:
+        """Those that were offered often enough."""
+        most = self.threshold
+        often = {index: key for index, key in absent.items() if tracker.offers(key) >= most}
         self.held_back += len(absent) - len(often)
         return often
 
@@ -147,7 +148,7 @@ class HostTier:
             return True
         if lacking > self.evictable:
             return False
-        gone = self.order.choose(lacking, protected)
+        gone = self.order.choose(lacking, {*protected})
         if gone is None:
             return False
         for chunk in gone:
@@ -156,16 +157,19 @@ class HostTier:
             self.evicted.append(chunk.key)
         return True
 
-    def _insert(self, key: Hashable, by: Account) -> HostChunk:
-        if self._free:
-            place = self._free.pop()
-        else:
-            place, self._begun = self._begun, self._begun + 1
-        chunk = self.chunks[key] = HostChunk(key, place)
-        self.writing += 1
-        self.order.insert(chunk, by)
-        self.inserted.append(key)
-        return chunk
+    def _insert(self, absent: Mapping[int, Hashable], by: Account) -> Sequence[HostChunk]:
+        """Insert chunks by their numbers in a request; there is room for them."""
+        free, chunks = self._free, list[HostChunk]()
+        for index, key in absent.items():
+            place = free.pop() if free else self._begun
+            self._begun += place == self._begun
+            chunk = self.chunks[key] = HostChunk(key, place, index)
+            chunks.append(chunk)
+        self.writing += len(chunks)
+        if chunks:
+            self.order.insert(chunks, by)
+        self.inserted += absent.values()
+        return chunks
 
     def check(self, readers: Mapping[Hashable, int], written: Iterable[Hashable]) -> None:
         """Raise IntegrityError unless each place has one chunk or is free, and the chunks are read

@@ -114,9 +114,9 @@ class Loads:
     def _find(self, names: Sequence[Hashable], first: int, account: Account) -> int:
         """How many chunks can be loaded from the first one on, or `DEFERRED`."""
         found, deferred = 0, False
+        if names and self._lower.tiers:
+            self._lower.collect_once(self._now, self.step)
         for place, key in enumerate(names, first):
-            if self._lower.tiers:
-                self._lower.collect_once(self._now, self.step)
             chunk = self._host.chunks.get(key)
             if chunk is not None:
                 deferred |= chunk.readers == WRITING
@@ -153,9 +153,8 @@ class Loads:
         if not tokens:
             return
         chunks = [self._host.chunks[key] for key in names]
-        for chunk in chunks:
-            self._host.pin(chunk)
-        self._host.access(dict(zip(names, range(first, end), strict=True)), names, account)
+        self._host.pin(chunks)
+        self._host.access(chunks, account)
         account.mark = end
         blocks, places = request._tables[0], chunking.blocks([chunk.place for chunk in chunks])
         blocks = blocks[account.hit // chunking.block_size : end * chunking.per]

@@ -56,7 +56,7 @@ class LowerTiers:
             if found is None:
                 unknown = True
             elif found:
-                chunks = self._host.offer({key: place}, account, self._unread)
+                chunks = self._host.offer((key,), place, account, self._unread)
                 if not chunks:
                     return MISS
                 account.lower[key] = number
@@ -113,8 +113,7 @@ class LowerTiers:
         """Copy chunks that were stored to every tier."""
         jobs = []
         for number, tier in enumerate(self.tiers):
-            for chunk in chunks:
-                self._host.pin(chunk)
+            self._host.pin(chunks)
             moved = self._begin(number, account, chunks, False)
             jobs.append(moved)
             tier.store(moved.job, chunks, now)

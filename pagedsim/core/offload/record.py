@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pagedsim.core.request import RequestId
@@ -42,20 +41,20 @@ class Moved(NamedTuple):
     """Of a counter of its own."""
 
 
-@dataclass
 class OffloadStep:
     """What was decided with one step; cascades come when it ends."""
 
-    lookups: list[Lookup] = field(default_factory=list)
-    found: list[Found] = field(default_factory=list)
-    refused: list[RequestId] = field(default_factory=list)
-    """Requests whose offer found no room."""
-    inserted: list[Hashable] = field(default_factory=list)
-    """Keys of chunks that the host tier got a place for, in order."""
-    evicted: list[Hashable] = field(default_factory=list)
-    held_back: int = 0
-    """Chunks that were not offered often enough."""
-    promotions: list[Moved] = field(default_factory=list)
-    cascades: list[Moved] = field(default_factory=list)
-    collected: list[int] = field(default_factory=list)
-    """Jobs of lower tiers that have ended."""
+    def __init__(self) -> None:
+        self.lookups: list[Lookup] = []
+        self.found: list[Found] = []
+        self.refused: list[RequestId] = []
+        """Requests whose offer found no room."""
+        self.inserted: list[Hashable] = []
+        """Keys of chunks that the host tier got a place for, in order."""
+        self.evicted: list[Hashable] = []
+        self.held_back = 0
+        """Chunks that were not offered often enough."""
+        self.promotions: list[Moved] = []
+        self.cascades: list[Moved] = []
+        self.collected: list[int] = []
+        """Jobs of lower tiers that have ended."""
