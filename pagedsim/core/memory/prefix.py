@@ -219,10 +219,14 @@ class PrefixMemory(PagedMemory):
         # The tail is evicted first: the beginning of a prompt is what others may share.
         if self._shared:
             blocks = [block for block in blocks if self._unreferenced(block)]
-        chain_of = self._index.chain_of
-        known = [block for block in blocks if chain_of[block] is not None]
-        if len(known) < len(blocks):
-            self._free += [block for block in blocks if chain_of[block] is None]
+        # Blocks of a table get their content one after another; `forget` takes it from the first.
+        chain_of, begin, end = self._index.chain_of, 0, len(blocks)
+        while end and chain_of[blocks[end - 1]] is None:
+            end -= 1
+        while begin < end and chain_of[blocks[begin]] is None:
+            begin += 1
+        self._free += blocks[:begin] + blocks[end:]
+        known = blocks[begin:end]
         if self._pins.until:
             known = [block for block in reversed(known) if not self._pins.takes(block)][::-1]
         if known:

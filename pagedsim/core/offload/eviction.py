@@ -23,7 +23,7 @@ class Group:
     def __init__(self, number: int) -> None:
         self.number = number  # the time of the access
         self.chunks: dict[int, HostChunk] = {}
-        self.last = 0  # the highest so far
+        self.last = 0  # none is higher
         self.sorted = True  # whether they are in order
 
 
@@ -133,6 +133,7 @@ class LRU(ChunkEviction):
     def remove(self, chunk: HostChunk) -> None:
         group = chunk.group
         del group.chunks[chunk.index]
+        group.last -= chunk.index == group.last
         if not group.chunks:
             del self._groups[group.number]
 
