@@ -396,7 +396,7 @@ class Dispatcher:
             return
         sends = self.fetches is not None and self.fetches.sends(replica)
         if not (scheduler.migration.held or replica.incoming or sends):
-            scheduler.memory.forget()
+            replica.server.lose_state()
             self.states.put(replica, ReplicaState.OFF)
 
     def crash(self, replica: ReplicaHandle, state: ReplicaState) -> None:

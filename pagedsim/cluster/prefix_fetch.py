@@ -27,7 +27,8 @@ NEVER, SOONER, ALWAYS = FETCHES = ("never", "sooner", "always")
 
 @dataclass(eq=False)
 class Fetch:
-    """A request's tokens from `first` to `end`, which the source has and the target has not."""
+    """A request's tokens from `first` to `end`, which the source has, and the target not on its
+    GPU: what it has in host memory comes over the network, too."""
 
     request: Request
     source: ReplicaHandle

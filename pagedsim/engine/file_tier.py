@@ -64,10 +64,10 @@ class FileTier(IndexedTier):
             self._has.update(bytes.fromhex(file.stem) for file in files)
 
     def store(self, job: int, chunks: Chunks, now: float) -> None:
-        if Direction.STORE in self._failed:
-            chunks = ()
-        super().store(job, chunks, now)
-        self._begin(job, self._write, [chunk for chunk in chunks if chunk.key not in self._has])
+        failing = Direction.STORE in self._failed
+        absent = [chunk for chunk in chunks if not failing and chunk.key not in self._has]
+        super().store(job, absent, now)
+        self._begin(job, self._write, absent)
 
     def load(self, job: int, chunks: Chunks, now: float) -> None:
         super().load(job, chunks, now)

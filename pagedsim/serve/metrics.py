@@ -15,7 +15,7 @@ from itertools import accumulate
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from pagedsim.core import Request, Scheduler, StepPlan
+from pagedsim.core import Request, RequestId, Scheduler, StepPlan
 from pagedsim.core.request import State
 from pagedsim.core.transfers import Direction, EndedCopy
 
@@ -70,11 +70,6 @@ _COPIES = (
 _SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
 
 
-def _below(request: Request) -> int:
-    """Cached tokens of a request that were loaded from below the GPU."""
-    return min(request.hits.host + request.hits.storage, request.cached_tokens)
-
-
 class Metrics:
     """Counters and histograms since the server started."""
 
@@ -115,6 +110,7 @@ class Metrics:
         self._longest = 0  # max_model_len
         self._decoded = 0.0  # end of the last step with decodes
         self._boarded: list[tuple[float, int]] = []  # joined since then: (time, sequences)
+        self._loaded: dict[RequestId, int] = {}  # cached tokens from below the GPU, until the first
 
     # -- as an observer --------------------------------------------------------------------------
 
@@ -122,16 +118,17 @@ class Metrics:
         self._longest = scheduler.max_model_len
         if plan.decode_count:
             self._between(plan.decode_count, end)
-        for chunk in plan.chunks:
-            if chunk.samples:
-                self._sampled(chunk.request, end)
         for request, tokens in plan.hits:
-            below = _below(request)
+            below = min(request.hits.host + request.hits.storage, tokens)
+            self._loaded[request.id] = below
             self.cache_queries += request.prompt_len
             self.cache_hits += tokens - below
             if scheduler.offloads:
                 self.below_queries += request.prompt_len - (tokens - below)
                 self.below_hits += below
+        for chunk in plan.chunks:
+            if chunk.samples:
+                self._sampled(chunk.request, end)
         self.preemptions += len(plan.preemptions)
         self.generation_tokens += plan.decode_count
         if tokens := plan.prefill_tokens + plan.decode_count:
@@ -145,6 +142,7 @@ class Metrics:
                 self.copy_sizes[copy.direction].add(copy.bytes)
 
     def left(self, request: Request) -> None:
+        self._loaded.pop(request.id, None)
         self.ended[self._reason(request)] += 1
         arrival, end = request.arrival, request.finished_at
         first, scheduled = request.first_token_at, request.scheduled_at
@@ -184,7 +182,7 @@ class Metrics:
             self._boarded.append((end, 1))
             return
         self.generation_tokens += request.num_seqs
-        below, cached = _below(request), request.cached_tokens
+        below, cached = self._loaded.pop(request.id, 0), request.cached_tokens
         counts = (request.prompt_len - cached, cached - below, below)
         for source, tokens in zip(_SOURCES, counts, strict=True):
             self.prompt_tokens[source] += tokens

@@ -116,8 +116,19 @@ class Lane:
     def submit(self, now: float, seconds: float, by: By, other: Lane) -> float:
         """Submit a copy that takes `seconds` alone; returns when it ends."""
         begin = max(now, self.until)
-        slowed = 2 * BOTH_WAYS[by] - 1  # what is left of its rate beside a copy at full speed
-        beside = max(0.0, other.until - begin)
-        overlap = min(beside, seconds / slowed)
-        self.until = begin + overlap + seconds - overlap * slowed
+        self.until = begin + _beside(begin, seconds, by, other)
         return self.until
+
+    def overtake(self, now: float, seconds: float, by: By, other: Lane) -> float:
+        """Let a copy begin now, before those that were submitted; returns how long it takes, by
+        which they end later."""
+        took = _beside(now, seconds, by, other)
+        self.until = max(now, self.until) + took
+        return took
+
+
+def _beside(begin: float, seconds: float, by: By, other: Lane) -> float:
+    """How long a copy takes that would take `seconds` alone."""
+    slowed = 2 * BOTH_WAYS[by] - 1  # what is left of its rate beside a copy at full speed
+    overlap = min(max(0.0, other.until - begin), seconds / slowed)
+    return overlap + seconds - overlap * slowed

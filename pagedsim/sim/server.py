@@ -149,14 +149,19 @@ class Server:
         for rejection in self._refused:
             self._leave(rejection.request)
         self._refused = ()
+        lost = self.lose_state()
+        for request in lost:
+            self._forget(request)
+        self.process.interrupt()
+        return lost
+
+    def lose_state(self) -> list[Request]:
+        """Lose all requests, which are returned, all memory, and all copies in flight."""
         if self.storage is not None:
             self.storage.crash(self.environment.now)
         lost = self.scheduler.crash(self.environment.now)
         if self.transfers is not None:
             self.transfers.clear()
-        for request in lost:
-            self._forget(request)
-        self.process.interrupt()
         return lost
 
     def wake(self) -> None:

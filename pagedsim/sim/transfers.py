@@ -71,25 +71,32 @@ class Transfers:
         if not plan._transfers and not plan._flushed:  # as most steps
             return now
         flushed = set(plan._flushed)
-        begin = now
+        loaded = now  # when what the step waits for itself is
         for transfer in plan._transfers:
             if transfer.direction is Direction.STORE:
                 if transfer.beside or transfer.job in flushed:
                     self._store(transfer, now)
             elif transfer.job in flushed:
-                blocks = len(transfer.blocks)
-                seconds = self._copies.seconds(blocks, self._copies.load_by(blocks))
-                self._up.until += seconds
-                self._waited_for.append(self._copy(transfer, seconds))
-                begin = max(begin, now + seconds)
+                loaded += self._load_first(transfer, loaded)
             elif not transfer.beside:
                 self._load(transfer, now, self._copies.load_by(len(transfer.blocks)))
         ends = [end for end, copy in (*self._stores, *self._loads) if copy.job in flushed]
-        begin = max([begin, *ends])
+        begin = max([loaded, *ends])
         for transfer in plan._transfers:
             if transfer.beside and transfer.direction is Direction.LOAD:
                 self._beside = self._load(transfer, begin, "kernel")
         return begin
+
+    def _load_first(self, transfer: Transfer, now: float) -> float:
+        """Load ahead of the loads that are in flight; returns the seconds."""
+        blocks = len(transfer.blocks)
+        by = self._copies.load_by(blocks)
+        seconds = self._up.overtake(now, self._copies.seconds(blocks, by), by, self._down)
+        self._loads = deque(
+            (end + seconds if end > now else end, copy) for end, copy in self._loads
+        )
+        self._waited_for.append(self._copy(transfer, seconds))
+        return seconds
 
     def _load(self, transfer: Transfer, now: float, by: By) -> float:
         begin = max(now, self._up.until)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from functools import partial
 from math import inf
 from typing import Any, ClassVar
@@ -13,15 +14,19 @@ from pagedsim.cluster.dispatcher import Dispatcher
 from pagedsim.cluster.failures import ListedOutages
 from pagedsim.cluster.link import Network
 from pagedsim.cluster.replica import ReplicaState
-from pagedsim.core import ConfigError, Scheduler
+from pagedsim.core import ConfigError, PrefixMemory, Request, Scheduler, Unified
+from pagedsim.core.offload import OffloadConnector
 from pagedsim.policies.autoscaling import Autoscaler, ScalingView
 from pagedsim.policies.routing.router import Router
 from pagedsim.policies.routing.simple import Central, LeastRequests, RoundRobin
+from pagedsim.sglang import HiCache, SGLang
+from pagedsim.sim.transfers import Transfers
 from pagedsim.spec.run import autoscale_of
 from tests.cluster.fleets import rule as rule_of
 from tests.cluster.fleets import server, whole
 from tests.core.refusals import refusal
 from tests.sim.harness import Constant, Jobs
+from tests.sim.test_transfers import Even
 
 scheduler = partial(server, max_seqs=1)
 queue = partial(rule_of, "queue")
@@ -51,6 +56,53 @@ def scaled(
     requests = recorder.requests_table().to_pydict()
     assert set(requests["state"]) == {"finished"}
     return dispatcher, dispatcher.states.paid(), requests
+
+
+def hicache() -> Scheduler:
+    memory = HiCache(64, 4, host_blocks=200, write_policy="write_through")
+    return Scheduler(memory=memory, batching=SGLang(), max_seqs=2)
+
+
+def offloading() -> Scheduler:
+    return Scheduler(
+        memory=PrefixMemory(64, 4),
+        batching=Unified(),
+        connector=OffloadConnector(200),
+        max_seqs=2,
+    )
+
+
+class Texts(Jobs):
+    """Prompts of five texts, one after another."""
+
+    def requests(self) -> Iterator[tuple[Request, int]]:
+        for number, (arrival, tokens, answer) in enumerate(self.rows):
+            prompt = [1000 * (number % 5) + token for token in range(tokens)]
+            yield Request(number, prompt, arrival=arrival), answer
+
+
+@pytest.mark.parametrize("make", [hicache, offloading])
+@pytest.mark.parametrize("seconds", [0.01, 1.5])
+def test_a_replica_that_stops_loses_its_host_tier_and_what_is_being_copied(
+    make: Callable[[], Scheduler], seconds: float
+) -> None:
+    rows = [(start + 0.5 * n, 40, 3) for start in (0.0, 1000.0) for n in range(40)]
+    schedulers = [make() for _ in range(3)]
+    _, recorder = whole(
+        schedulers,
+        Texts(rows),
+        RoundRobin(),
+        Constant(),
+        server=[{"transfers": Transfers(Even(seconds))} for _ in schedulers],
+        autoscale=queue(up=1.0, down=0.5, interval_s=2.0, startup_s=2.0),
+    )
+    requests = recorder.requests_table().to_pylist()
+    late = [row for row in requests if row["arrival"] >= 1000]
+    began = {row["replica"]: row for row in sorted(late, key=lambda row: -row["scheduled"])}
+    assert len(began) == 3
+    stopped = [row for replica, row in began.items() if replica]
+    assert not any(row["host_hit_tokens"] or row["gpu_hit_tokens"] for row in stopped)
+    assert any(row["host_hit_tokens"] or row["gpu_hit_tokens"] for row in late)
 
 
 def test_one_starts_where_many_wait_and_drains_where_few_do() -> None:

@@ -12,16 +12,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from pagedsim.build import make_batching
 from pagedsim.core import ConfigError
 from pagedsim.core.offload import VLLMOffload
+from pagedsim.core.offload.eviction import HostChunk
 from pagedsim.core.transfers import Direction, EndedCopy
 from pagedsim.engine.engine import LLMEngine
 from pagedsim.engine.engine_args import from_vllm
-from pagedsim.engine.file_tier import empty_folders
+from pagedsim.engine.file_tier import FileTier, empty_folders
 from pagedsim.engine.host_copies import HostCopies
 from pagedsim.engine.llm import LLM
 from pagedsim.engine.step_inputs import BatchColumns, HostCopy
@@ -364,6 +366,21 @@ def test_files_below_the_host_tier(
     lines = [record.getMessage() for record in caplog.records if "disk" in record.getMessage()]
     assert len(lines) <= 4 and bool(lines) <= bool(failing)
     assert all(line.startswith(f"offload.tiers.disk.folder={tmp_path}: a ") for line in lines)
+
+
+def test_a_failed_write_loses_no_file_that_was_there_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = FileTier("disk", str(tmp_path), 1)
+    tier._pool = LatePool(random.Random(0), 1.0, 0.0)
+    tier._host, tier._folder = np.zeros((2, 64), np.uint8), tmp_path
+    chunks = [HostChunk(bytes([n] * 16), n) for n in range(2)]
+    tier.store(0, chunks[:1], 0.0)
+    assert not any(copy.error for copy in tier.poll())
+    monkeypatch.setattr(tier, "_pool", LatePool(random.Random(0), 1.0, 1.0))
+    tier.store(1, chunks, 0.0)
+    assert [copy.error is not None for copy in tier.poll()] == [True]
+    assert [tier.find(chunk.key, "a", 0.0) for chunk in chunks] == [True, False]
 
 
 @seeds(40, 4)

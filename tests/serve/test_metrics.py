@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import logging
+import random
 import time
+from collections.abc import Iterator
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pagedsim.build import make_memory, make_scheduler
-from pagedsim.core import SamplingParams
+from pagedsim.core import (
+    PrefixMemory,
+    Request,
+    SamplingParams,
+    Scheduler,
+    StepPlan,
+    Unified,
+)
 from pagedsim.core.offload import OffloadConnector
+from pagedsim.metrics.recorder import Recorder
 from pagedsim.serve.async_engine import LagMonitor
 from pagedsim.serve.metrics import Metrics
 from pagedsim.serve.realtime_sim import RealtimeSimulator
 from pagedsim.sim.copies import CopyTimes
+from pagedsim.sim.simulate import simulate
 from pagedsim.sim.transfers import Transfers
 from tests.serve.serving import Server, paced, serving, until
 from tests.serve.test_realtime_sim import Clock
-from tests.sim.harness import Constant
+from tests.sim.harness import Constant, Jobs
+from tests.sim.test_transfers import Even
 
 NAMES = {
     *("num_requests_running", "num_requests_waiting", "num_requests_swapped"),
@@ -148,6 +160,48 @@ def test_what_a_simulated_server_copies_and_finds_in_host_memory_is_counted() ->
     )
     assert both["CPU_to_GPU"]["kv_offload_total_bytes_total"] == host / 16 * 1e6
     assert both["GPU_to_CPU"]["kv_offload_total_time_total"] > 0
+
+
+class Observed(Recorder):
+    """Tells metrics of its steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.metrics = Metrics()
+
+    def step(self, plan: StepPlan, start: float, end: float, scheduler: Scheduler) -> None:
+        self.metrics.step(plan, start, end, scheduler)
+        super().step(plan, start, end, scheduler)
+
+
+class Halves(Jobs):
+    """Prompts whose first halves are those of one of two texts."""
+
+    def requests(self) -> Iterator[tuple[Request, int]]:
+        for number, (arrival, tokens, answer) in enumerate(self.rows):
+            half = tokens // 2
+            shared = [1000 * (number % 2) + place for place in range(half)]
+            own = [10_000 * (number + 1) + place for place in range(tokens - half)]
+            yield Request(number, shared + own, arrival=arrival), answer
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_prompt_that_is_preempted_came_from_where_it_was_first_found(seed: int) -> None:
+    draw = random.Random(seed)
+    scheduler = Scheduler(
+        memory=PrefixMemory(draw.choice([12, 16, 24]), 4),
+        batching=Unified(),
+        connector=OffloadConnector(200),
+        max_seqs=4,
+        max_batched_tokens=draw.choice([8, 12]),
+    )
+    rows = [(float(n), draw.randint(8, 40), draw.randint(1, 8)) for n in range(25)]
+    recorder = Observed()
+    simulate(scheduler, Halves(rows), Constant(), recorder, transfers=Transfers(Even(0.01)))
+    metrics = recorder.metrics
+    assert list(metrics.prompt_tokens.values())[1:] == [metrics.cache_hits, metrics.below_hits]
+    assert sum(metrics.prompt_tokens.values()) == sum(tokens for _, tokens, _ in rows)
+    assert metrics.preemptions and metrics.below_hits
 
 
 def test_finish_reasons_are_those_of_the_answers() -> None:

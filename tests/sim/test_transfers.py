@@ -83,8 +83,18 @@ def test_a_step_waits_for_what_is_flushed() -> None:
 def test_what_a_step_waits_for_goes_ahead_of_other_loads() -> None:
     copies = Transfers(Even())
     assert copies.begin(plan(load(0, 9)), 0.0) == 0.0
-    assert copies.begin(plan(load(1, 2), flushed=(1,)), 0.0) == 2.0
-    assert copies.ended(2.0) == [1]
+    assert copies.begin(plan(load(1, 2), load(2, 3), flushed=(1, 2)), 0.0) == 5.0
+    assert copies.ended(5.0) == [1, 2]
+    assert copies.next_end() == 9.0 + 5.0  # they were overtaken
+    assert copies.begin(plan(load(3, 3), load(4, 4), flushed=(3,)), 20.0) == 23.0
+    assert copies.ended(26.9) == [0, 3] and copies.ended(27.0) == [4]
+
+
+def test_a_store_shares_the_bus_with_a_load_that_a_step_waits_for() -> None:
+    copies = Transfers(Even())
+    copies.begin(plan(load(0, 5), flushed=(0,)), 10.0)
+    copies.computed(plan(store(1, 1)), 10.0)
+    assert copies.next_end() == pytest.approx(10.0 + 1.0 / (2 * BOTH_WAYS["dma"] - 1))
 
 
 def turns(host: bool, ahead: bool = False, seconds: float = 0.5) -> list[tuple[float, int]]:

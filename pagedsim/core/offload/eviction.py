@@ -154,6 +154,8 @@ class LRU(ChunkEviction):
         del self._groups[group.number]
         group.number, self._groups[number] = number, group
         heappush(self._oldest, number)
+        if len(self._oldest) > 2 * len(self._groups) + 16:  # where little is evicted
+            self._oldest = sorted(self._groups)
 
     def access(self, chunks: Sequence[HostChunk], account: Account) -> None:
         number = self._number(account)
@@ -172,7 +174,7 @@ class LRU(ChunkEviction):
         looked_at: list[int] = []
         while self._oldest and len(chosen) < count:
             number = heappop(self._oldest)
-            if number not in self._groups or number in looked_at[-1:]:
+            if number not in self._groups or number in looked_at[-1:]:  # gone, or in it twice
                 continue
             looked_at.append(number)
             group = self._groups[number]

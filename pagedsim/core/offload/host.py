@@ -112,7 +112,7 @@ class HostTier:
         names: Sequence[Hashable],
         first: int,
         by: Account,
-        protected: Collection[Hashable] = (),
+        protected: Collection[Hashable] | None = None,
     ) -> Sequence[HostChunk] | None:
         """Insert those of a request's chunks, from its number `first` on, that are to be stored.
 
@@ -131,7 +131,7 @@ class HostTier:
             absent = self._often(absent, self._tracker)
         self.order.miss(absent.values(), by)
         self.access(ready, by, absent)
-        if not self._make_room(len(absent), protected or names):
+        if not self._make_room(len(absent), names if protected is None else protected):
             return None
         return self._insert(absent, by)
 
