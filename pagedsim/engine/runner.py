@@ -41,7 +41,7 @@ class Runner:
         self._seqs = seqs
         self._rows = TableRows(store_rows(seqs), blocks, size)
         self._places = DecodeInputs(device, seqs, blocks)
-        self._inputs = PackedCopies(device) if device.type == "cuda" else None
+        self._inputs = PackedCopies(device) if device.type != "cpu" else None
 
     def inputs_of(self, plan: StepPlan, before: StepPlan | None = None) -> StepInputs:
         """The inputs of a plan. Each plan must come once, and be executed in the same order.
