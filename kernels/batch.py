@@ -23,7 +23,11 @@ class AttentionBatch:
     and their keys and values must be in the cache before attention reads it (`attend` sees to it).
 
     Padding, for CUDA graphs: a decode with context 0 and slot -1 reads and writes nothing and
-    gets zeros; so do tokens after the last sequence.
+    gets zeros; so do tokens after the last sequence, and those of a chunk with context 0.
+
+    With `longest` the batch is one that a graph repeats with other sequences: it has `num_decodes`
+    places for decodes, of which those not taken have context 0, and behind them places for chunks,
+    which begin where the decodes that there are end, go on to the last token, and may be empty.
 
     The tensors are on the device that computes. To reuse them over steps, as CUDA graphs must,
     fill them in place and make a new AttentionBatch around them; on the CPU what is derived from
@@ -45,6 +49,8 @@ class AttentionBatch:
     """[sequences] int32: the row of `block_tables` that each sequence's blocks stand in, some row
     for padding; None: sequence i has row i. So tables may stay on the device, in places of their
     own, and row numbers are all that a step brings along."""
+    longest: int = 0
+    """Of a batch for a graph, with no `chunks`: the most tokens of a chunk."""
     _memo: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
@@ -97,9 +103,18 @@ class AttentionBatch:
         return self.num_decodes + sum(length for length, _ in self.chunks)
 
     @cached_property
+    def chunked(self) -> bool:
+        """Whether there are chunks, or may be."""
+        return bool(self.chunks or self.longest)
+
+    @cached_property
     def max_query_len(self) -> int:
         """Tokens of the longest chunk."""
-        return max((length for length, _ in self.chunks), default=1)
+        return self.longest or max((length for length, _ in self.chunks), default=1)
+
+    def covers(self, tokens: int) -> bool:
+        """Whether each of so many tokens belongs to a sequence, or to padding with a place."""
+        return bool(self.longest) or tokens == self.num_tokens
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
         """The value of `make()`, computed once for each `key`."""

@@ -45,7 +45,7 @@ def attend(
     own position. With `window` it sees the last `window` of them, its own included. With
     `softcap` a score s becomes softcap × tanh(s / softcap).
 
-    Nothing is read back from the device, and with no chunks in the batch the launches depend on
+    Nothing is read back from the device, and but for a batch with `chunks` the launches depend on
     the shapes alone, so that a CUDA graph can hold them.
     """
     _check(q, k_cache, v_cache)
@@ -70,10 +70,8 @@ def attend_cached(
         return reference.attention(q, k_cache, v_cache, batch, **masks)
     from pagedsim.kernels import attention, decode
 
-    whole = q.shape[0] == batch.num_tokens
-    out = (torch.empty_like if whole else torch.zeros_like)(
-        q, memory_format=torch.contiguous_format
-    )
+    blank = torch.empty_like if batch.covers(len(q)) else torch.zeros_like
+    out = blank(q, memory_format=torch.contiguous_format)
     n = batch.num_decodes
     if n:
         tables, rows = batch.tables(slice(0, n))
@@ -81,7 +79,7 @@ def attend_cached(
             q[:n], k_cache, v_cache, tables, batch.context_lens[:n],
             rows=rows, out=out[:n], once=batch.once, **masks,
         )  # fmt: skip
-    if batch.chunks:
+    if batch.chunked:  # behind decodes, whose places it may write again
         tables, rows = batch.tables(slice(n, None))
         attention.paged_attention(
             q, k_cache, v_cache, tables, batch.query_start[n:], batch.context_lens[n:],
@@ -106,17 +104,15 @@ def attend_latent(
         return reference.attention(q, cache, cache, batch, scale=scale)[..., :rank]
     from pagedsim.kernels import latent
 
-    whole = q.shape[0] == batch.num_tokens
-    out = (torch.empty if whole else torch.zeros)(
-        (*q.shape[:2], rank), dtype=q.dtype, device=q.device
-    )
+    blank = torch.empty if batch.covers(len(q)) else torch.zeros
+    out = blank((*q.shape[:2], rank), dtype=q.dtype, device=q.device)
     n = batch.num_decodes
     given: dict[str, Any] = {"rank": rank, "scale": scale}
     if n:
         tables, rows = batch.tables(slice(0, n))
         contexts = batch.context_lens[:n]
         latent.attend(q[:n], cache, tables, contexts, rows=rows, out=out[:n], **given)
-    if batch.chunks:
+    if batch.chunked:
         tables, rows = batch.tables(slice(n, None))
         begins, contexts = batch.query_start[n:], batch.context_lens[n:]
         latent.attend(q, cache, tables, contexts, query_start=begins, rows=rows, out=out, **given)

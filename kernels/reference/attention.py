@@ -7,6 +7,7 @@ and masks are worked out once a step; per layer there are two gathers and one at
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -68,13 +69,15 @@ def attention(
     """See `ops.attend`; the keys and values of this step are in the cache already."""
     block_size = k_cache.shape[1]
     layer = Layer(rows_between(k_cache), block_size, q.dtype, window, scale, softcap)
-    decodes = batch.num_decodes
+    decodes, chunks = batch.once("sequences", partial(_sequences, batch))
     parts = []
     if decodes:
         apart = rows_apart(k_cache, v_cache)
         width = k_cache.shape[2] * k_cache.shape[3] * q.element_size()
         most = max(NEAR // (2 * width), 1)
-        seen = batch.once((layer, apart, most), lambda: _decodes(batch, layer, apart, most))
+        seen = batch.once(
+            (layer, apart, most), lambda: _decodes(batch, decodes, layer, apart, most)
+        )
         queries = q[:decodes] if len(seen.sizes) == 1 else q.index_select(0, seen.order)
         outputs = []
         for group, sight in zip(queries.split(seen.sizes), seen.sights, strict=True):
@@ -89,11 +92,12 @@ def attention(
             outputs = [torch.cat(outputs).index_select(0, seen.back)]
         parts += outputs
     begin = decodes
-    for i, (length, context) in enumerate(batch.chunks):
+    for i, (length, context) in enumerate(chunks):
         queries = q[begin : begin + length]
         begin += length
         if length and context:
-            sight = batch.once((i, layer), partial(_see_chunk, batch, i, layer))
+            see = partial(_see_chunk, batch, batch.num_decodes + i, length, context, layer)
+            sight = batch.once((i, layer), see)
             parts.append(_prefill(queries, k_cache, v_cache, sight, layer))
         else:
             parts.append(torch.zeros_like(queries))
@@ -102,9 +106,20 @@ def attention(
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
-def _decodes(batch: AttentionBatch, layer: Layer, apart: int | None, most: int) -> Decodes:
+def _sequences(batch: AttentionBatch) -> tuple[int, Sequence[tuple[int, int]]]:
+    """How many decodes there are, and (tokens, context length) of each place for a chunk."""
+    if not batch.longest:
+        return batch.num_decodes, batch.chunks
+    starts = batch.query_start[batch.num_decodes :]
+    contexts = batch.context_lens[batch.num_decodes :]
+    return int(starts[0]), list(zip(starts.diff().tolist(), contexts.tolist(), strict=True))
+
+
+def _decodes(
+    batch: AttentionBatch, count: int, layer: Layer, apart: int | None, most: int
+) -> Decodes:
     """Groups that gather `most` rows each, or are one sequence."""
-    seen = batch.context_lens[: batch.num_decodes].long()
+    seen = batch.context_lens[:count].long()
     if layer.window is not None:
         seen = seen.clamp(max=layer.window)
     order = seen.argsort(stable=True)
@@ -155,13 +170,13 @@ def _decode(
     return out if sight.blind is None else out.masked_fill_(sight.blind, 0)
 
 
-def _see_chunk(batch: AttentionBatch, index: int, layer: Layer) -> Sight:
+def _see_chunk(
+    batch: AttentionBatch, sequence: int, length: int, context: int, layer: Layer
+) -> Sight:
     between, block_size, dtype, window, *_ = layer
-    length, context = batch.chunks[index]
     start = context - length
     first = 0 if window is None else max(0, start + 1 - window)
     key = torch.arange(first, context)
-    sequence = batch.num_decodes + index
     table = batch.block_tables[sequence if batch.rows is None else batch.rows[sequence]]
     rows = table[key // block_size].long() * between + key % block_size
     if start == first == 0 and (window is None or window >= context):

@@ -1,10 +1,11 @@
-"""CUDA graphs: a step of decodes alone, launched as one.
+"""CUDA graphs: a step launched as one.
 
 A graph repeats the launches of its capture: the same kernels over the same memory. So there is one
-for each of a few batch sizes, and a batch of another size is padded with rows that read and write
-nothing. Kernels read each step's values from `DecodeInputs`, and all graphs write their logits to
-one tensor. No launch depends on a context: parts of contexts are listed on the GPU
-(`kernels/decode.py`), and tables are as wide as the longest request needs.
+for each of a few sizes, and a batch of another size is padded with rows that read and write
+nothing. Kernels read each step's values from `DecodeInputs`, or with prompts from `PromptInputs`,
+and all graphs write their logits to one tensor. No launch depends on a length: parts of contexts
+are listed on the GPU (`kernels/decode.py`), so are the tiles of chunks found (`attention.py`), and
+tables are as wide as the longest request needs.
 
 Graphs never run side by side, so they share one memory pool for temporaries: the largest is
 captured first, and the others reuse its memory.
@@ -24,7 +25,7 @@ from typing import Protocol
 import torch
 
 from pagedsim.core import ConfigError
-from pagedsim.engine.inputs import DecodeInputs
+from pagedsim.engine.inputs import Batch, DecodeInputs, PromptInputs, Shape
 from pagedsim.engine.models import LoadedModel
 
 
@@ -73,6 +74,10 @@ log = logging.getLogger(__name__)
 
 LARGEST = 512
 """Sequences. In a larger batch the GPU takes longer than the host's launches."""
+MOST_TOKENS = 1024
+"""Of a step with prompts, for the same reason."""
+FEW_SEQS = 16
+"""Sequences of the smaller graphs of steps with prompts."""
 
 
 def sizes(most: int) -> list[int]:
@@ -90,6 +95,21 @@ def sizes(most: int) -> list[int]:
         power = 1 << (size.bit_length() - 1)
         size += size if size < 8 else max(8, power // 4)
     return [*smaller, most]
+
+
+def shapes(tokens: int, seqs: int) -> list[Shape]:
+    """The graphs of steps with prompts, of at most so many tokens and sequences, ascending.
+
+    >>> [tuple(shape) for shape in shapes(70, 100)]
+    [(16, 16), (32, 16), (32, 32), (64, 16), (64, 64), (70, 16), (70, 70)]
+    """
+    most = min(tokens, MOST_TOKENS)
+    steps = [16, 32, *range(64, 512, 64), *range(512, most, 128)]
+    return [
+        Shape(size, count)
+        for size in [*(size for size in steps if size < most), most]
+        for count in sorted({min(size, seqs, few) for few in (FEW_SEQS, LARGEST)})
+    ]
 
 
 class Recorder(Protocol):
@@ -151,46 +171,56 @@ class Graphs:
         cache: torch.Tensor,
         places: DecodeInputs,
         seqs: int,
+        tokens: int,
         recorder: Recorder,
     ) -> None:
         """For at most `seqs` sequences, whose inputs stand in `places`: so far padding alone, so
-        that nothing is written while graphs are made."""
-        self.sizes = sizes(seqs)
+        that nothing is written while graphs are made; with prompts for at most `tokens` tokens."""
+        self.sizes, self.shapes = sizes(seqs), shapes(tokens, seqs)
+        self.prompts = PromptInputs(places.tables, *map(max, zip(*self.shapes, strict=True)))
         self._model, self._cache, self._places = model, cache, places
         self._recorder = recorder
-        self._replays: dict[int, Callable[[], None]] = {}
+        self._replays: dict[int | Shape, Callable[[], None]] = {}
         self._logits = torch.empty(
             self.sizes[-1], model.vocab_size, dtype=torch.float32, device=cache.device
         )
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the logits."""
-        return self._logits.nbytes
+        """Bytes of the logits, and of the inputs of prompts."""
+        return self._logits.nbytes + self.prompts.nbytes
 
-    def capture(self, size: int) -> None:
-        """Capture the graph of one size.
+    @property
+    def keys(self) -> list[int | Shape]:
+        """Of all graphs, the largest first: sizes of batches of decodes, and shapes."""
+        return [*reversed(self.shapes), *reversed(self.sizes)]
+
+    def capture(self, key: int | Shape) -> None:
+        """Capture one graph.
 
         Raises Unrecordable if the model synchronises with the GPU, and ConfigError if the capture
         fails for another reason: torch 2.11 does not recover from a failed capture, so the
         engine does not start.
         """
+        if isinstance(key, Shape):
+            self.prompts.clear(key)
         try:
-            self._replays[size] = self._recorder.record(partial(self._compute, size))
+            self._replays[key] = self._recorder.record(partial(self._compute, key))
         except Unrecordable:
             raise
         except RuntimeError as error:
+            size = key if isinstance(key, Shape) else f"{key} sequences"
             raise ConfigError(
-                f"a decode step of {self._model.name} for {size} sequences cannot be captured in "
-                f"a CUDA graph: {_reason(error)}; give enforce_eager=True"
+                f"a step of {self._model.name} for {size} cannot be captured in a CUDA graph: "
+                f"{_reason(error)}; give enforce_eager=True"
             ) from error
 
     def capture_all(self) -> bool:
         """Capture all graphs; if the model synchronises with the GPU, log it and return False."""
         try:
             with uncollected():
-                for size in reversed(self.sizes):
-                    self.capture(size)
+                for key in self.keys:
+                    self.capture(key)
         except Unrecordable as error:
             log.warning(
                 "%s cannot be captured in a CUDA graph, so its steps are launched kernel by "
@@ -201,18 +231,27 @@ class Graphs:
             return False
         return True
 
-    def holds(self, count: int) -> bool:
-        """Whether there is a graph for `count` sequences."""
-        return count <= self.sizes[-1]
+    def size_of(self, count: int) -> int | None:
+        """The size of the graph for `count` decodes, if there is one."""
+        return None if count > self.sizes[-1] else self.sizes[bisect_left(self.sizes, count)]
 
-    def run(self, count: int) -> torch.Tensor:
-        """The logits of the first `count` rows of `places`, valid until the next run."""
-        self._replays[self.sizes[bisect_left(self.sizes, count)]]()
-        return self._logits[:count]
+    def shape_of(self, tokens: int, seqs: int) -> Shape | None:
+        """The shape of the graph for a step with prompts, if there is one."""
+        fitting = (one for one in self.shapes if one.tokens >= tokens and one.seqs >= seqs)
+        return next(fitting, None)
 
-    def _compute(self, size: int) -> None:
-        ids, positions, batch, rows = self._places.batch(size)
-        self._model.forward(ids, positions, batch, self._cache, rows, self._logits[:size])
+    def batch(self, key: int | Shape) -> Batch:
+        """The inputs of a graph."""
+        return self.prompts.batch(key) if isinstance(key, Shape) else self._places.batch(key)
+
+    def run(self, key: int | Shape, rows: int) -> torch.Tensor:
+        """The first `rows` rows of logits, valid until the next run."""
+        self._replays[key]()
+        return self._logits[:rows]
+
+    def _compute(self, key: int | Shape) -> None:
+        ids, positions, batch, rows = self.batch(key)
+        self._model.forward(ids, positions, batch, self._cache, rows, self._logits[: len(rows)])
 
 
 def _reason(error: BaseException) -> str:

@@ -11,7 +11,7 @@ import torch
 
 from pagedsim.core import ConfigError
 from pagedsim.engine.cache import CacheShape
-from pagedsim.engine.graphs import Graphs, Recorder, Unrecordable, recorder_of
+from pagedsim.engine.graphs import Graphs, Unrecordable, recorder_of
 from pagedsim.engine.inputs import DecodeInputs
 from pagedsim.engine.models import LoadedModel
 from pagedsim.engine.runtime import GIB
@@ -117,7 +117,10 @@ def fitting_blocks(
     places = DecodeInputs(model.device, max_seqs, needed)
     peak += places.nbytes
     if graphs and (recorder := recorder_of(model.device)) is not None:
-        peak += graph_bytes(model, shape, places, max_seqs, recorder, partial(_free, model.device))
+        graphs_of = Graphs(
+            model, shape.blank(1, model.device), places, max_seqs, max_batched_tokens, recorder
+        )
+        peak += graph_bytes(graphs_of, partial(_free, model.device))
         torch.cuda.empty_cache()
     blocks = int((total * utilization - peak) // shape.block_bytes)
     if blocks < needed:
@@ -148,30 +151,21 @@ def worst_step(model: LoadedModel, shape: CacheShape, seqs: int, tokens: int, bl
         sample_alike(dummy_step(model, cache, shape.block_size, steps, blocks), sampler)
 
 
-def graph_bytes(
-    model: LoadedModel,
-    shape: CacheShape,
-    places: DecodeInputs,
-    seqs: int,
-    recorder: Recorder,
-    free: Callable[[], int],
-) -> int:
-    """Bytes of all graphs for `seqs` sequences.
+def graph_bytes(graphs: Graphs, free: Callable[[], int]) -> int:
+    """Bytes of all graphs, over a cache of one block.
 
-    The two largest are captured, over a cache of one block; each other takes no more than the
-    second, since they share memory with the largest. `free` returns the bytes that are left.
+    The two largest are captured; each other takes no more than the second, since they share memory
+    with the largest. `free` returns the bytes that are left.
     """
-    cache = shape.blank(1, model.device)
-    graphs = Graphs(model, cache, places, seqs, recorder)
     left = [free()]
     try:
-        for size in graphs.sizes[:-3:-1]:
-            graphs.capture(size)
+        for key in graphs.keys[:2]:
+            graphs.capture(key)
             left.append(free())
     except Unrecordable:  # as on all ranks; logged when all are captured
         return 0
     first, *others = (max(before - after, 0) for before, after in pairwise(left))
-    more = sum(others) * (len(graphs.sizes) - 1)
+    more = sum(others) * (len(graphs.keys) - 1)
     return graphs.nbytes + first + more
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,13 +15,30 @@ from pagedsim.core import ConfigError, StepPlan
 from pagedsim.engine.cache import Cache, Mover
 from pagedsim.engine.graphs import Graphs, recorder_of
 from pagedsim.engine.host_copies import HostCopies
-from pagedsim.engine.inputs import Batch, DecodeInputs, PackedCopies, feed
+from pagedsim.engine.inputs import Batch, DecodeInputs, PackedCopies, Shape, feed
 from pagedsim.engine.models import LoadedModel
 from pagedsim.engine.parallel.ranks import Ranks
 from pagedsim.engine.profile import dummy_step, warm_up_steps
 from pagedsim.engine.runtime import uninterrupted
-from pagedsim.engine.step_inputs import BatchColumns, StepInputs, TableRows, store_rows
+from pagedsim.engine.step_inputs import (
+    BatchColumns,
+    MixedLayout,
+    StepInputs,
+    TableChanges,
+    TableRows,
+    store_rows,
+)
 from pagedsim.kernels.ops import copy_blocks
+
+
+class _Launch(NamedTuple):
+    """A step whose inputs were sent."""
+
+    batch: Batch
+    key: int | Shape | None
+    """Of the graph that computes it, if there is one."""
+    rows: int
+    """Of logits."""
 
 
 class Runner:
@@ -36,6 +54,8 @@ class Runner:
         self.copies = HostCopies(cache, layout)
         self.graphs: Graphs | None = None
         """Captured by `warm_up`, if at all."""
+        self.launched = Counter({"graph": 0, "eager": 0})
+        """Steps that were launched as one graph, and kernel by kernel."""
         device, size = cache.gpu.device, cache.shape.block_size
         blocks = -(-longest // size)
         self._seqs = seqs
@@ -58,34 +78,58 @@ class Runner:
         the device, while they are in flight.
         """
         # Inputs first: a copy behind swap-ins would wait for them.
-        batch = None
+        launch = None
         if (computing := inputs.computing) is not None:
             if inputs.mixed is None:
-                self._places.put(computing, inputs.changes, picked)
+                launch = self._decoding(computing, inputs.changes, picked)
             else:
-                batch = Batch.of(
-                    computing, inputs.mixed, inputs.changes, self._places.tables, self._inputs
-                )
-                feed(batch.input_ids, computing.ids, picked)
+                launch = self._mixed(computing, inputs.mixed, inputs.changes, picked)
         self.mover.move(inputs, partial(inputs.written, self.cache.shape.block_size))
         if inputs.host is None:
-            return self._computed(computing, batch)
+            return self._computed(launch)
         self.copies.before(inputs.host)
-        logits = self._computed(computing, batch)
+        logits = self._computed(launch)
         self.copies.after(inputs.host)
         return logits
 
-    def _computed(self, computing: BatchColumns | None, batch: Batch | None) -> torch.Tensor:
-        """The logits of a step; without a `batch` of decodes alone."""
-        if computing is None:
-            return torch.empty(0, self.model.vocab_size)
+    def _decoding(
+        self, computing: BatchColumns, changes: TableChanges, picked: torch.Tensor | None
+    ) -> _Launch:
+        """Send the inputs of a step of decodes alone."""
         count = len(computing.ids)
-        ids, positions, attention, rows = self._places.batch(count) if batch is None else batch
+        self._places.put(computing, changes, picked)
+        key = None if self.graphs is None else self.graphs.size_of(count)
+        return _Launch(self._places.batch(count), key, count)
+
+    def _mixed(
+        self,
+        computing: BatchColumns,
+        mixed: MixedLayout,
+        changes: TableChanges,
+        picked: torch.Tensor | None,
+    ) -> _Launch:
+        """Send the inputs of a step with chunks."""
+        rows, graphs = len(mixed.sampling), self.graphs
+        if graphs is not None:
+            shape = graphs.shape_of(len(computing.ids), len(computing.contexts))
+            if shape is not None:
+                graphs.prompts.put(shape, computing, mixed, changes, picked)
+                return _Launch(graphs.prompts.batch(shape), shape, rows)
+        batch = Batch.of(computing, mixed, changes, self._places.tables, self._inputs)
+        feed(batch.input_ids, computing.ids, picked)
+        return _Launch(batch, None, rows)
+
+    def _computed(self, launch: _Launch | None) -> torch.Tensor:
+        """The logits of a step."""
+        if launch is None:
+            return torch.empty(0, self.model.vocab_size)
+        (ids, positions, attention, wanted), key, rows = launch
         if (group := self.model.group) is not None:  # rank 0 alone has the tokens
             group.broadcast(ids)
-        if batch is None and self.graphs is not None and self.graphs.holds(count):
-            return self.graphs.run(count)
-        return self.model.forward(ids, positions, attention, self.cache.gpu, rows)
+        self.launched["eager" if key is None else "graph"] += 1
+        if self.graphs is not None and key is not None:
+            return self.graphs.run(key, rows)
+        return self.model.forward(ids, positions, attention, self.cache.gpu, wanted)
 
     def forget(self) -> None:
         """Reset after a plan whose inputs were made was not executed to its end."""
@@ -105,7 +149,7 @@ class Runner:
     def warm_up(self, max_tokens: int, graphs: bool) -> None:
         """Compile all kernels that a step may need, before requests arrive.
 
-        With `graphs` steps of decodes alone are captured too, if the device can do that.
+        With `graphs` steps are captured too, if the device can do that.
         """
         gpu = self.cache.gpu
         room = min(max_tokens, len(gpu) * self.cache.shape.block_size)
@@ -114,7 +158,7 @@ class Runner:
         nothing = torch.zeros(1, dtype=torch.int64, device=gpu.device)
         copy_blocks(gpu, nothing, nothing)
         if graphs and (recorder := recorder_of(gpu.device)) is not None:
-            captured = Graphs(self.model, gpu, self._places, self._seqs, recorder)
+            captured = Graphs(self.model, gpu, self._places, self._seqs, max_tokens, recorder)
             self.graphs = captured if captured.capture_all() else None
             if self.graphs is None and self.model.group is not None:
                 # Other ranks may have graphs, which compute padding, too.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from functools import cache
 from itertools import product
 from typing import Any
@@ -14,6 +15,7 @@ from pagedsim.build import BATCHINGS, POLICIES, accepts, make_batching, make_pol
 from pagedsim.core import SamplingParams
 from pagedsim.engine.engine import LLMEngine
 from pagedsim.engine.output import RequestOutput
+from pagedsim.engine.runner import Runner
 from tests.engine.architectures import VOCAB, loaded, reference
 
 PROMPTS, LONGEST, TOKENS = 8, 14, 16
@@ -21,6 +23,26 @@ BLOCKS, BLOCK = 10, 4
 """Hardly more than one request at its full length takes."""
 GREEDY = SamplingParams(temperature=0, max_tokens=TOKENS)
 Outputs = dict[Any, RequestOutput]
+
+
+@pytest.fixture(autouse=True, params=["eager", pytest.param("graphs", marks=pytest.mark.slow)])
+def launched(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every test with steps launched kernel by kernel, and with each of them as one graph."""
+    if request.param == "eager":
+        yield
+        return
+    request.getfixturevalue("replayer")
+    runners: list[Runner] = []
+    warm_up = Runner.warm_up
+
+    def noted(runner: Runner, *given: Any, **named: Any) -> None:
+        runners.append(runner)
+        warm_up(runner, *given, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Runner, "warm_up", noted)
+        yield
+    assert runners and all(one.launched["graph"] and not one.launched["eager"] for one in runners)
 
 
 @cache

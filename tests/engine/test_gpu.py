@@ -27,7 +27,7 @@ from pagedsim.engine.cache import Cache, CacheShape, Mover
 from pagedsim.engine.engine import InflightStep, LLMEngine, SamplingJob
 from pagedsim.engine.graphs import Graphs, recorder_of
 from pagedsim.engine.host_copies import HostCopies
-from pagedsim.engine.inputs import DecodeInputs
+from pagedsim.engine.inputs import DecodeInputs, Shape
 from pagedsim.engine.models import load_model
 from pagedsim.engine.models.weights import fill_tiny, tiny_config
 from pagedsim.engine.parallel.ranks import RankError
@@ -94,9 +94,9 @@ def test_tokens_are_those_of_the_cpu(ahead: bool, wanted: list[list[int]]) -> No
     ):
         settings = {"memory": memory, "preemption": preemption, "batching": batching}
         engine = made(async_scheduling=ahead, **SCARCE, **settings)
-        assert engine.runner.graphs is not None
         found = [list(one.outputs[0].token_ids) for one in served(engine, [GREEDY])]
         assert found == wanted, settings
+        assert engine.runner.launched["graph"] and not engine.runner.launched["eager"]
 
 
 @on_gpu
@@ -415,11 +415,11 @@ def is_refused() -> None:
             on("cuda")
 
 
-def _then(more: Callable[[torch.Tensor], object]) -> Callable[[Graphs, int], None]:
+def _then(more: Callable[[torch.Tensor], object]) -> Callable[[Graphs, int | Shape], None]:
     forward = Graphs._compute
 
-    def both(graphs: Graphs, size: int) -> None:
-        forward(graphs, size)
+    def both(graphs: Graphs, key: int | Shape) -> None:
+        forward(graphs, key)
         more(graphs._logits)
 
     return both
@@ -433,14 +433,18 @@ def test_the_memory_of_graphs_is_foreseen() -> None:
     free = partial(profile_module._free, device)
     recorder = recorder_of(device)
     assert recorder is not None
+
+    def blank() -> Graphs:
+        places = DecodeInputs(device, 256, 64)
+        return Graphs(tiny, shape.blank(1, device), places, 256, 1024, recorder)
+
     for _ in range(2):  # at first kernels are loaded
-        foreseen = graph_bytes(tiny, shape, DecodeInputs(device, 256, 64), 256, recorder, free)
+        foreseen = graph_bytes(blank(), free)
     before = free()
-    places = DecodeInputs(device, 256, 64)
-    graphs = Graphs(tiny, tiny.new_cache(1, 16), places, 256, recorder)
-    assert graphs.capture_all()
+    graphs = blank()
+    assert graphs.capture_all() and len(graphs.shapes) == 27
     assert graphs.nbytes <= foreseen
-    assert before - free() <= foreseen + places.nbytes + 2**26
+    assert before - free() <= foreseen + graphs._places.nbytes + 2**26
 
 
 # Two GPUs

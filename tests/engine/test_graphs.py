@@ -7,7 +7,6 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,8 +18,8 @@ from pagedsim.engine import graphs as graphs_module
 from pagedsim.engine import runner as runner_module
 from pagedsim.engine.cache import CacheShape
 from pagedsim.engine.engine import LLMEngine
-from pagedsim.engine.graphs import CudaRecorder, Unrecordable, sizes
-from pagedsim.engine.inputs import DecodeInputs
+from pagedsim.engine.graphs import CudaRecorder, Graphs, Unrecordable, shapes, sizes
+from pagedsim.engine.inputs import DecodeInputs, PromptInputs
 from pagedsim.engine.models import load_model
 from pagedsim.engine.profile import graph_bytes
 from tests.engine.test_equality import (
@@ -37,6 +36,9 @@ from tests.engine.test_equality import (
 CPU = torch.device("cpu")
 SEQS = 6
 SIZES = [1, 2, 4, 6]
+TOKENS_AT_ONCE = 32
+SHAPES = [(16, 6), (32, 6)]
+"""Of steps with prompts, which are recorded first, the largest before all."""
 ENDLESS = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
 Work = Callable[[], None]
 
@@ -85,7 +87,8 @@ def test_sizes_are_few_and_end_with_the_most() -> None:
 
 
 def server(name: str, model_impl: str = "auto", **settings: Any) -> LLMEngine:
-    return small(name, model_impl, **{"max_seqs": SEQS, **settings})
+    given = {"max_seqs": SEQS, "max_batched_tokens": TOKENS_AT_ONCE}
+    return small(name, model_impl, **{**given, **settings})
 
 
 @pytest.mark.parametrize(
@@ -103,9 +106,11 @@ def test_tokens_are_those_without_graphs(
     name: str, model_impl: str, preemption: str, batching: str, memory: str, replayer: Replayer
 ) -> None:
     engine = server(name, model_impl, preemption=preemption, batching=batching, memory=memory)
-    assert replayer.recorded == len(SIZES)
+    assert replayer.recorded == len(SHAPES) + len(SIZES)
     assert tokens(served(engine)) == wanted(name)
-    assert len(set(replayer.replayed)) > 1
+    with_prompts = [number for number in replayer.replayed if number < len(SHAPES)]
+    assert len(set(with_prompts)) == len(SHAPES) and len(set(replayer.replayed)) > len(SHAPES) + 1
+    assert engine.runner.launched == {"graph": len(replayer.replayed), "eager": 0}
 
 
 @pytest.mark.parametrize(
@@ -128,10 +133,11 @@ def test_groups_are_those_without_graphs(
     assert found[0] == found[1]
 
 
-def test_chunks_and_larger_batches_are_launched_anew(
+def test_larger_batches_and_prompts_are_launched_anew(
     replayer: Replayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(graphs_module, "LARGEST", 2)
+    monkeypatch.setattr(graphs_module, "MOST_TOKENS", 2)
     engine = server("llama", blocks=6 * BLOCKS)
     replays: list[int] = []
     for count in (1, 2, 3, 5):
@@ -146,7 +152,9 @@ def test_chunks_and_larger_batches_are_launched_anew(
         for request in list(engine.scheduler.requests):
             engine.abort_request(request)
     assert replays == [3, 3, 0, 0]
-    assert replayer.replayed == [1, 1, 1, 0, 0, 0]  # the larger of both was recorded first
+    # The larger of both was recorded first, and before it that of prompts.
+    assert replayer.replayed == [2, 2, 2, 1, 1, 1]
+    assert engine.runner.launched == {"graph": 6, "eager": 10}
     monkeypatch.undo()
     assert tokens(served(engine)) == wanted("llama")
 
@@ -174,9 +182,9 @@ def test_no_request_is_served_after_a_failed_capture(
     monkeypatch.setattr(runner_module, "recorder_of", lambda device: Replayer(fails_at))
     with pytest.raises(ConfigError) as caught:
         server("llama")
-    size = SIZES[::-1][fails_at]
+    size = ["32 tokens of 6 sequences", "16 tokens of 6 sequences", "6 sequences"][fails_at]
     assert str(caught.value).endswith(
-        f"for {size} sequences cannot be captured in a CUDA graph: "
+        f"for {size} cannot be captured in a CUDA graph: "
         "operation not permitted when capturing; give enforce_eager=True"
     )
 
@@ -187,17 +195,17 @@ def test_every_replay_reads_and_writes_the_same_memory(
 ) -> None:
     engine = server("qwen3", model_impl, blocks=6 * BLOCKS)
     assert engine.runner.graphs is not None
-    seen: dict[int, set[Any]] = {}
+    seen: dict[tuple[int, int], set[Any]] = {}
     forward = type(engine.model).forward
 
     def spied(model: Any, ids: Any, positions: Any, batch: Any, *rest: Any) -> Any:
-        if not batch.chunks:
-            tensors = (
-                *(ids, positions, batch.block_tables, batch.query_start, batch.context_lens),
-                *(batch.rows, batch.slots, *rest),
-            )
-            places = tuple((one.data_ptr(), one.shape, one.stride()) for one in tensors)
-            seen.setdefault(len(ids), set()).add((places, batch.num_decodes))
+        tensors = (
+            *(ids, positions, batch.block_tables, batch.query_start, batch.context_lens),
+            *(batch.rows, batch.slots, *rest),
+        )
+        places = tuple((one.data_ptr(), one.shape, one.stride()) for one in tensors)
+        kind = len(ids), batch.longest
+        seen.setdefault(kind, set()).add((places, batch.num_decodes, batch.chunks))
         return forward(model, ids, positions, batch, *rest)
 
     monkeypatch.setattr(type(engine.model), "forward", spied)
@@ -205,7 +213,8 @@ def test_every_replay_reads_and_writes_the_same_memory(
         assert engine.runner.graphs.capture_all()  # once more, now seen
     served(engine)
     served(engine)
-    assert {count: len(kinds) for count, kinds in seen.items()} == dict.fromkeys(SIZES, 1)
+    every = [*((count, 0) for count in SIZES), *((count, count) for count, _ in SHAPES)]
+    assert {kind: len(places) for kind, places in seen.items()} == dict.fromkeys(every, 1)
     assert len(replayer.replayed) > 20
 
 
@@ -223,7 +232,7 @@ def test_padding_writes_nothing_and_reads_no_garbage(replayer: Replayer) -> None
     eager, graphed = (engine.runner.cache.gpu for engine in engines)
     assert torch.equal(eager.isnan(), graphed.isnan())
     assert torch.allclose(eager.nan_to_num(), graphed.nan_to_num(), atol=1e-5)
-    assert replayer.replayed == [0, 0, 0]
+    assert replayer.replayed == [0, 2, 2, 2]  # 30 tokens of prompts in the graph of 32
     outputs = [engine.scheduler.requests[5].outputs for engine in engines]
     assert outputs[0] == outputs[1]
 
@@ -234,9 +243,15 @@ def test_memory_of_graphs_is_that_of_the_largest_and_of_the_others() -> None:
     left = iter([1000, 400, 390])
     replayer = Replayer()
     places = DecodeInputs(CPU, 100, 7)
-    taken = partial(graph_bytes, tiny, shape, places, 100, free=lambda: next(left))
-    assert len(sizes(100)) == 14
-    assert taken(recorder=replayer) == 100 * tiny.vocab_size * 4 + 600 + 13 * 10
+
+    def taken(recorder: Replayer) -> int:
+        cache = shape.blank(1, CPU)
+        return graph_bytes(Graphs(tiny, cache, places, 100, 200, recorder), lambda: next(left))
+
+    assert len(sizes(100)) == 14 and len(shapes(200, 100)) == 11
+    inputs = PromptInputs(places.tables, 200, 100).nbytes
+    assert inputs > 200 * 24 + 100 * 28
+    assert taken(recorder=replayer) == 100 * tiny.vocab_size * 4 + inputs + 600 + 24 * 10
     assert replayer.recorded == 2
     left = iter([1000, 400])
     assert taken(recorder=Replayer(waits_at=1)) == 0

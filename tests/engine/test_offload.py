@@ -26,7 +26,7 @@ from pagedsim.engine.engine_args import from_vllm
 from pagedsim.engine.file_tier import FileTier, empty_folders
 from pagedsim.engine.host_copies import HostCopies
 from pagedsim.engine.llm import LLM
-from pagedsim.engine.step_inputs import BatchColumns, HostCopy
+from pagedsim.engine.step_inputs import HostCopy
 from pagedsim.server import ServerSpec
 from pagedsim.sglang import HiCache, HiCacheOffload
 from pagedsim.sglang.radix import to_root
@@ -226,12 +226,12 @@ class Case:
             "offload": HiCacheOffload(**{**offload, **self.offload}),
         }
 
-    def _computed(self, compute: Any, computing: BatchColumns | None, batch: Any) -> Any:
+    def _computed(self, compute: Any, launch: Any) -> Any:
         """Some steps write something else, and then fail."""
-        logits = compute(computing, batch)
-        if computing is not None and self.rng.random() < self.breaking:
+        logits = compute(launch)
+        if launch is not None and self.rng.random() < self.breaking:
             cache = self.engine.runner.cache
-            for slot in computing.slots.tolist():
+            for slot in launch.batch.attention.slots.tolist():
                 block, at = divmod(slot, cache.shape.block_size)
                 cache.gpu[block, :, :, at] = 1e3
             raise RuntimeError("a kernel failed")

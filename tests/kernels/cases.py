@@ -95,6 +95,27 @@ class Case:
         )
 
 
+def for_a_graph(batch: AttentionBatch, tokens: int) -> AttentionBatch:
+    """The same batch of so many tokens, with places for more decodes and chunks than it has."""
+    decodes, chunks = batch.num_decodes, len(batch.chunks)
+    seqs = min(tokens, max(decodes, chunks) + 2)
+    contexts, starts, rows = batch.context_lens, batch.query_start[decodes:], batch.rows
+    if rows is None:
+        rows = torch.arange(decodes + chunks, dtype=torch.int32, device=contexts.device)
+
+    def placed(column: torch.Tensor) -> torch.Tensor:
+        blank = column.new_zeros(2 * seqs + 1)
+        blank[:decodes], blank[seqs : seqs + chunks] = column[:decodes], column[decodes:]
+        return blank
+
+    ends = starts.new_full((2 * seqs + 2,), tokens)
+    ends[seqs : seqs + chunks + 1] = starts
+    return AttentionBatch(
+        batch.block_tables, ends, placed(contexts), batch.slots, seqs, rows=placed(rows),
+        longest=tokens,
+    )  # fmt: skip
+
+
 class Inputs(NamedTuple):
     """What a kernel gets, and what it should have written."""
 

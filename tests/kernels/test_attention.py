@@ -18,7 +18,7 @@ from pagedsim.kernels import ops as kernels
 from pagedsim.kernels.batch import AttentionBatch
 from pagedsim.kernels.float8 import FORMATS
 from pagedsim.kernels.tiles import Split, Tiles
-from tests.kernels.cases import Case, check
+from tests.kernels.cases import Case, check, for_a_graph
 from tests.kernels.harness import HALF, INTERPRETED, REFERENCE, everywhere
 
 # The package has a function of the same name.
@@ -112,6 +112,16 @@ def test_attention(case: Case) -> None:
 @everywhere([replace(DECODES, **change) for change in CHANGES], gpu=())
 def test_decode(case: Case) -> None:
     check(decode_all(case), case)
+
+
+@everywhere([MIXED, PLAIN, DECODES, *(replace(MIXED, **change) for change in CHANGES[-3:])])
+def test_places_that_a_graph_has(case: Case) -> None:
+    """Those of decodes that there are not hold tokens of chunks."""
+    i = case.inputs
+    masks: dict[str, Any] = {"window": case.window, "softcap": case.softcap}
+    batch = for_a_graph(case.batch, len(i.q))
+    out = kernels.attend_cached(i.q, i.k_cache, i.v_cache, batch, scale=case.scale, **masks)
+    check(out, case)
 
 
 @REFERENCE

@@ -13,6 +13,9 @@ import torch
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pagedsim.core import Request
+from pagedsim.engine import runner as runner_module
+from pagedsim.engine.cache import Cache
 from pagedsim.engine.models import LoadedModel, load_model
 from pagedsim.engine.models.native import decoder
 from pagedsim.engine.models.native import linear as linears
@@ -24,8 +27,10 @@ from pagedsim.engine.models.native.linear import (
     may_copy,
     on_host,
 )
+from pagedsim.engine.runner import Runner
 from pagedsim.kernels import ops as kernels
 from pagedsim.kernels.batch import AttentionBatch
+from pagedsim.server import ServerSpec
 from tests.engine.architectures import CONFIGS
 
 WEIGHTS = [torch.float32, torch.int8, torch.float8_e4m3fn]
@@ -195,3 +200,52 @@ ABSORBED = ["_norm", "mm", "_norm", "mm", "_compress", "bmm", "_latent", "_merge
 )
 def test_launches_of_a_layer(name: str, wanted: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert sorted(of_a_layer(name, monkeypatch)) == sorted(wanted)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "deepseek-v3"])
+def test_any_step_with_a_graph_is_one_launch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And another that puts new blocks into tables; eagerly there are several a layer."""
+    for graphs in (False, True):
+        runner = runner_of(CONFIGS[name](), monkeypatch)
+        scheduler = ServerSpec(
+            batching="unified", blocks=64, cpu_blocks=0, max_seqs=8, max_batched_tokens=64,
+            max_model_len=128,
+        ).scheduler()  # fmt: skip
+        counts: dict[str, int] = {}
+        with launches(monkeypatch) as names:
+            monkeypatch.setattr(runner_module, "recorder_of", lambda device, to=names: Noted(to))
+            runner.warm_up(64, graphs=graphs)
+            for number, kind in enumerate(["prompt", "both", "decodes"]):
+                if kind != "decodes":
+                    scheduler.add(Request(number, [5] * 45), 0)
+                plan = scheduler.plan(0)
+                names.clear()
+                runner.carry_out(runner.inputs_of(plan))
+                counts[kind] = len(names)
+                if graphs:
+                    assert names == ["index_copy_", "graph"][kind == "decodes" :]
+                requests = [*plan.decodes, *(chunk.request for chunk in plan.chunks)]
+                scheduler.commit(plan, 0, {request.id: 5 for request in requests})
+        launched = runner.launched
+        assert launched == {"graph": 3 * graphs, "eager": 3 * (not graphs)}
+        layers = runner.model.num_layers
+        assert graphs or min(counts["prompt"], counts["both"]) >= 9 * layers
+
+
+def runner_of(config: Any, monkeypatch: pytest.MonkeyPatch) -> Runner:
+    """A runner whose model has the products of a GPU."""
+    with monkeypatch.context() as patched:
+        patched.setattr(decoder, "on_host", lambda part, copies: part)
+        model: LoadedModel = load_model(config, model_impl="native")
+    return Runner(model, Cache(model.cache_shape(16), 64, 0, model.device), seqs=8, longest=128)
+
+
+class Noted:
+    """A recorder whose replays are noted as launches."""
+
+    def __init__(self, names: list[str]) -> None:
+        self._names = names
+
+    def record(self, work: Any) -> Any:
+        work()
+        return lambda: self._names.append("graph")

@@ -46,7 +46,7 @@ from tests.engine.test_equality import (
     tokens,
     total,
 )
-from tests.engine.test_graphs import SIZES, Replayer
+from tests.engine.test_graphs import SHAPES, SIZES, TOKENS_AT_ONCE, Replayer
 
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.9, max_tokens=TOKENS, seed=5)
 BEAMS = SamplingParams(temperature=0, max_tokens=6, n=2, best_of=3, beam_search=True)
@@ -193,6 +193,7 @@ def test_a_rank_waits_for_its_own_copies(late: str, ahead: bool) -> None:
 def test_ranks_replay_the_same_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     config = CONFIGS["qwen3"]()
     settings: dict[str, Any] = {"max_seqs": SIZES[-1], "preemption": "swap"}
+    settings["max_batched_tokens"] = TOKENS_AT_ONCE
     alone = tokens(served(engine(config, **settings)))
     recorders: dict[int, Replayer] = {}
 
@@ -207,7 +208,7 @@ def test_ranks_replay_the_same_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
         split.close()
         there.close()
     one, other = recorders.values()
-    assert one.recorded == other.recorded == len(SIZES)
+    assert one.recorded == other.recorded == len(SHAPES) + len(SIZES)
     assert one.replayed == other.replayed and len(set(one.replayed)) > 1
 
 
