@@ -10,6 +10,8 @@ A program owns the query heads of one KV head for a run of query tokens of one s
 into the rows of one matrix product, so that a key is read once for all of them.
 """
 
+from collections.abc import Callable, Hashable
+
 import torch
 import triton
 import triton.language as tl
@@ -34,13 +36,15 @@ def paged_attention(
     max_query_len: int,
     rows: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
+    once: Callable[[Hashable, Callable[[], Tiles]], Tiles] = lambda key, make: make(),
     tiles: Tiles | None = None,
 ) -> torch.Tensor:
     """Attention of a flat batch of prefills, chunks and decodes, in any order, from the cache.
 
     The tensors are those of `AttentionBatch`, the rest as in `ops.attend`; `max_query_len` is the
     most tokens of one sequence, or more. `out` gets the rows of the batch's tokens, zeros for
-    sequences with context 0, and nothing else; `tiles` overrides the choice of tile sizes.
+    sequences with context 0, and nothing else; `once` is as in `paged_decode`; `tiles` overrides
+    the choice of tile sizes.
     """
     tokens, heads, head_dim = q.shape
     block_size, kv_heads = k_cache.shape[1:3]
@@ -48,8 +52,11 @@ def paged_attention(
     if out is None:  # zeros: rows past the last query range are padding
         out = torch.zeros_like(q, memory_format=torch.contiguous_format)
     if tiles is None:
-        heads_of = tuning.heads(q, k_cache)
-        tiles = tuning.prefill(q.device, heads_of, max_query_len)
+
+        def choose() -> Tiles:
+            return tuning.prefill(q.device, tuning.heads(q, k_cache), max_query_len)
+
+        tiles = once(("tiles", q.shape, kv_heads), choose)
     queries = tiles.rows // group
     sequences = context_lens.shape[0]
     # Each sequence may end in a tile that is not full, so this bounds the tiles without a look

@@ -98,6 +98,20 @@ class AttentionBatch:
         return self.block_tables, self.rows[which]
 
     @cached_property
+    def decodes(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """`block_tables`, `context_lens` and `rows` of the decodes."""
+        which = slice(0, self.num_decodes)
+        tables, rows = self.tables(which)
+        return tables, self.context_lens[which], rows
+
+    @cached_property
+    def spans(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """`block_tables`, `query_start`, `context_lens` and `rows` of the chunks."""
+        which = slice(self.num_decodes, None)
+        tables, rows = self.tables(which)
+        return tables, self.query_start[which], self.context_lens[which], rows
+
+    @cached_property
     def num_tokens(self) -> int:
         """Tokens of the sequences; the flat batch may be longer, with padding."""
         return self.num_decodes + sum(length for length, _ in self.chunks)

@@ -29,7 +29,7 @@ def write_kv(
         return
     elements = heads * head_dim
     block = min(4096, power_of_two(elements))
-    _write[(tokens, triton.cdiv(elements, block))](
+    _write[(tokens, -(-elements // block))](
         k,
         v,
         float8.raw(k_cache),
@@ -101,7 +101,7 @@ def copy_blocks(cache: torch.Tensor, sources: torch.Tensor, targets: torch.Tenso
     elements = cache[0].numel()
     if sources.numel() == 0:
         return
-    _copy[(triton.cdiv(elements, CHUNK), sources.numel())](
+    _copy[(-(-elements // CHUNK), sources.numel())](
         cache, sources, targets, cache.stride(0), elements, CHUNK=CHUNK, num_warps=8
     )
 

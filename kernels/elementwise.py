@@ -83,7 +83,7 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     if tokens == 0:
         return out
     block = min(MOST, power_of_two(size))
-    _silu_mul[(tokens, triton.cdiv(size, block))](
+    _silu_mul[(tokens, -(-size // block))](
         out,
         gate_up,
         gate_up.stride(0),

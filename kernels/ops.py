@@ -13,6 +13,7 @@ multiple of KV heads: query head h reads KV head h // (heads // kv_heads).
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -64,26 +65,24 @@ def attend_cached(
     softcap: float | None = None,
 ) -> torch.Tensor:
     """As `attend`, where this step's keys and values are in the cache already."""
-    _check(q, k_cache, v_cache)
+    shapes = q.shape, k_cache.shape
+    batch.once(("fits", shapes), lambda: _check(q, k_cache, v_cache))
     masks: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap}
     if not on_gpu(q):
         return reference.attention(q, k_cache, v_cache, batch, **masks)
-    from pagedsim.kernels import attention, decode
-
     blank = torch.empty_like if batch.covers(len(q)) else torch.zeros_like
     out = blank(q, memory_format=torch.contiguous_format)
-    n = batch.num_decodes
-    if n:
-        tables, rows = batch.tables(slice(0, n))
-        decode.paged_decode(
-            q[:n], k_cache, v_cache, tables, batch.context_lens[:n],
+    if n := batch.num_decodes:
+        tables, contexts, rows = batch.decodes
+        _kernel("decode").paged_decode(
+            q[:n], k_cache, v_cache, tables, contexts,
             rows=rows, out=out[:n], once=batch.once, **masks,
         )  # fmt: skip
     if batch.chunked:  # behind decodes, whose places it may write again
-        tables, rows = batch.tables(slice(n, None))
-        attention.paged_attention(
-            q, k_cache, v_cache, tables, batch.query_start[n:], batch.context_lens[n:],
-            max_query_len=batch.max_query_len, rows=rows, out=out, **masks,
+        tables, starts, contexts, rows = batch.spans
+        _kernel("attention").paged_attention(
+            q, k_cache, v_cache, tables, starts, contexts,
+            max_query_len=batch.max_query_len, rows=rows, out=out, once=batch.once, **masks,
         )  # fmt: skip
     return out
 
@@ -102,20 +101,16 @@ def attend_latent(
     if not on_gpu(q):
         # The rotated part is a value, too, and left out of the result.
         return reference.attention(q, cache, cache, batch, scale=scale)[..., :rank]
-    from pagedsim.kernels import latent
-
+    latent = _kernel("latent")
     blank = torch.empty if batch.covers(len(q)) else torch.zeros
     out = blank((*q.shape[:2], rank), dtype=q.dtype, device=q.device)
-    n = batch.num_decodes
     given: dict[str, Any] = {"rank": rank, "scale": scale}
-    if n:
-        tables, rows = batch.tables(slice(0, n))
-        contexts = batch.context_lens[:n]
+    if n := batch.num_decodes:
+        tables, contexts, rows = batch.decodes
         latent.attend(q[:n], cache, tables, contexts, rows=rows, out=out[:n], **given)
     if batch.chunked:
-        tables, rows = batch.tables(slice(n, None))
-        begins, contexts = batch.query_start[n:], batch.context_lens[n:]
-        latent.attend(q, cache, tables, contexts, query_start=begins, rows=rows, out=out, **given)
+        tables, starts, contexts, rows = batch.spans
+        latent.attend(q, cache, tables, contexts, query_start=starts, rows=rows, out=out, **given)
     return out
 
 
@@ -188,7 +183,8 @@ def rotate(
     swapped) × sin: the first half of `sin` has its sign turned. With a `weight` of
     [heads + kv_heads, dim] each query and key is normed before, as in `rms_norm`.
     """
-    _check_qkv(qkv, k_cache, v_cache)
+    shapes = qkv.shape, k_cache.shape
+    batch.once(("qkv", shapes), lambda: _check_qkv(qkv, k_cache, v_cache))
     if on_gpu(qkv):
         return _kernel("rotary").rotate(
             qkv, cos, sin, k_cache, v_cache, batch, weight=weight, eps=eps
@@ -400,6 +396,7 @@ def on_gpu(tensor: torch.Tensor) -> bool:
     return tensor.is_cuda
 
 
+@cache
 def _kernel(module: str) -> ModuleType:
     """A module of kernels, which needs Triton."""
     return import_module(f"pagedsim.kernels.{module}")

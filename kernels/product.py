@@ -49,7 +49,7 @@ def add_product(
 ) -> torch.Tensor:
     """As `ops.add_product`, which says what the arguments are."""
     tiles = tiles or _chosen(x, weight, False)
-    parts = triton.cdiv(len(weight), tiles.columns)
+    parts = -(-len(weight) // tiles.columns)
     squares = x.new_empty((len(x), parts), dtype=torch.float32)
     _launch(residual, squares, x, weight, bias, scale, None, False, tiles)
     return squares
@@ -79,7 +79,7 @@ def _launch(
         return
     tiles = tiles or _chosen(x, weight, gated)
     normed, squares, eps = norm or (x, x, 0.0)
-    grid = triton.cdiv(tokens, tiles.rows), triton.cdiv(out.shape[1], tiles.columns)
+    grid = -(-tokens // tiles.rows), -(-out.shape[1] // tiles.columns)
     _product[grid](
         out,
         out if left is None else left,

@@ -7,6 +7,7 @@ own `Tiles` to a kernel instead: `replace(prefill_tiles(...), stages=7)`.
 """
 
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import NamedTuple
 
 MIN_ROWS = 16
@@ -178,6 +179,7 @@ class ProductTiles:
     stages: int
 
 
+@cache
 def product_tiles(
     tokens: int,
     outputs: int,
