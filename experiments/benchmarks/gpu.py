@@ -170,8 +170,8 @@ KERNELS, ENGINE = "tests/kernels/test_", "tests/engine/test_"
 """Tests of kernels run in parallel, since most of their time they compile. Of the others some read
 the GPU's free memory."""
 TESTS = (
-    *(f"{KERNELS}{name}.py" for name in ("gpu", "cache", "draw", "fused", "products", "latents")),
-    *(f"{KERNELS}mixtures.py", f"{ENGINE}gpu.py"),
+    *(f"{KERNELS}{name}.py" for name in ("gpu", "attention", "cache", "draw", "fused", "products")),
+    *(f"{KERNELS}latents.py", f"{KERNELS}mixtures.py", f"{ENGINE}gpu.py"),
 )
 
 
@@ -220,6 +220,7 @@ def parts(device: str) -> list[Part]:
         _benchmark("headlines", f"kernels {sizes} --headlines", 45),
         _study("calibrate", server),
         _study("validate", f"{server} {validate}"),
+        _benchmark("launch", f"launch {sizes}", 90),
         _benchmark("step", f"step {sizes}", 90),
         _tuner("tiles, decode, 8 bits", f"{tune} --kernels decode {eight}"),
         _tuner("tiles, decode", f"{tune} --kernels decode"),

@@ -62,6 +62,7 @@ class Engine(Backend):
     load_format: str = "auto"
     model_impl: str = "auto"
     enforce_eager: bool = False
+    max_cudagraph_capture_size: int = 1024
     generation_config: str = "auto"
     threads: int = 1
     cache_tokens: int | None = None
@@ -163,6 +164,7 @@ class Engine(Backend):
                 load_format=self.load_format,
                 model_impl=self.model_impl,
                 enforce_eager=self.enforce_eager,
+                max_cudagraph_capture_size=self.max_cudagraph_capture_size,
                 generation_config=self.generation_config,
                 num_threads=self.threads,
                 server=server,
@@ -212,6 +214,7 @@ class Serving(BackendRun):
         self._copies = RecordedCopies()
         self._outputs: dict[RequestId, list[int]] = {}
         self._facts: Settings = {}
+        self._launched: Settings = {}
         self._failures: list[str] = []
 
     @property
@@ -271,6 +274,7 @@ class Serving(BackendRun):
                 give_back()
 
     def _stepped(self, engine: LLMEngine) -> None:
+        self._launched = {f"{kind}_steps": n for kind, n in engine.runner.launched.items()}
         if engine.times is None:
             self._failures.append(engine.failure)
             return
@@ -290,6 +294,7 @@ class Serving(BackendRun):
 
     def facts(self) -> Settings:
         facts = {**self._facts, "clock": self.clock.name, "failed_steps": len(self._failures)}
+        facts |= self._launched
         return facts | {"failed_copies": failed} if (failed := self._copies.failed) else facts
 
     def notices(self) -> list[str]:

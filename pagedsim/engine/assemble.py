@@ -57,7 +57,7 @@ def assemble(arguments: Arguments) -> Parts:
 
 
 def _assembled(arguments: Arguments, model: LoadedModel) -> Parts:
-    server, prices, graphs = arguments.server, MeasuredPrices(), not arguments.enforce_eager
+    server, prices, graphs = arguments.server, MeasuredPrices(), arguments.graph_tokens
     shape = model.cache_shape(server.block_size, server.kv_cache_dtype)
     if shape.planes == 1 and is_float8(shape.dtype):
         raise ConfigError(
@@ -156,7 +156,7 @@ def new_cache(shape: CacheShape, blocks: int, cpu_blocks: int, device: torch.dev
         return Cache(shape, blocks, cpu_blocks, device)
 
 
-def _sized(server: ServerSpec, model: LoadedModel, shape: CacheShape, graphs: bool) -> ServerSpec:
+def _sized(server: ServerSpec, model: LoadedModel, shape: CacheShape, graphs: int) -> ServerSpec:
     """The server with its blocks and limits resolved from the memory left beside the model."""
     longest = model.max_model_len
     seqs, tokens = server.max_seqs, server.step_tokens(longest)

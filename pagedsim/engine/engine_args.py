@@ -50,6 +50,9 @@ class Arguments:
     Qwen3. auto: native where supported."""
     enforce_eager: bool = False
     """Disable CUDA graphs."""
+    max_cudagraph_capture_size: int = 1024
+    """The most tokens of a step that is launched as one CUDA graph; the time of larger ones is that
+    of the GPU, not of launches."""
     generation_config: str = "auto"
     """Sampling defaults of requests: auto, those of the model's
     generation_config.json (temperature, top_p, top_k, min_p, repetition_penalty, max_new_tokens),
@@ -78,6 +81,7 @@ class Arguments:
         require_whole("seed", self.seed, 0, 2**63 - 1)
         require_whole("num_threads", self.num_threads, 1, MOST_THREADS)
         require_flag("enforce_eager", self.enforce_eager)
+        require_whole("max_cudagraph_capture_size", self.max_cudagraph_capture_size, 0)
 
     @classmethod
     def of(cls, **settings: Any) -> Arguments:
@@ -99,6 +103,11 @@ class Arguments:
         if "memory" in server:  # whose settings are not those of the other one
             base = replace(base, memory_settings={}, block_size=ServerSpec.block_size)
         return cls(**settings, server=replace(base, **server))
+
+    @property
+    def graph_tokens(self) -> int:
+        """The most tokens of a step that is a CUDA graph; 0 for none."""
+        return 0 if self.enforce_eager else self.max_cudagraph_capture_size
 
     @property
     def loading(self) -> dict[str, Any]:
@@ -140,7 +149,7 @@ TRANSLATED: Mapping[str, tuple[str, Mapping[bool, str] | None]] = {
 NONE_IS_UNSET = {
     *TRANSLATED,
     *("max_num_seqs", "block_size", "enforce_eager", "seed", "swap_space", "async_scheduling"),
-    "generation_config",
+    *("generation_config", "max_cudagraph_capture_size"),
 }
 """Settings for which None is vLLM's default, but not ours."""
 

@@ -74,8 +74,6 @@ log = logging.getLogger(__name__)
 
 LARGEST = 512
 """Sequences. In a larger batch the GPU takes longer than the host's launches."""
-MOST_TOKENS = 1024
-"""Of a step with prompts, for the same reason."""
 FEW_SEQS = 16
 """Sequences of the smaller graphs of steps with prompts."""
 
@@ -103,11 +101,10 @@ def shapes(tokens: int, seqs: int) -> list[Shape]:
     >>> [tuple(shape) for shape in shapes(70, 100)]
     [(16, 16), (32, 16), (32, 32), (64, 16), (64, 64), (70, 16), (70, 70)]
     """
-    most = min(tokens, MOST_TOKENS)
-    steps = [16, 32, *range(64, 512, 64), *range(512, most, 128)]
+    steps = [16, 32, *range(64, 512, 64), *range(512, tokens, 128)]
     return [
         Shape(size, count)
-        for size in [*(size for size in steps if size < most), most]
+        for size in [*(size for size in steps if size < tokens), tokens]
         for count in sorted({min(size, seqs, few) for few in (FEW_SEQS, LARGEST)})
     ]
 
@@ -175,8 +172,8 @@ class Graphs:
         recorder: Recorder,
     ) -> None:
         """For at most `seqs` sequences, whose inputs stand in `places`: so far padding alone, so
-        that nothing is written while graphs are made; with prompts for at most `tokens` tokens."""
-        self.sizes, self.shapes = sizes(seqs), shapes(tokens, seqs)
+        that nothing is written while graphs are made; for at most `tokens` tokens."""
+        self.sizes, self.shapes = sizes(min(seqs, tokens)), shapes(tokens, seqs)
         self.prompts = PromptInputs(places.tables, *map(max, zip(*self.shapes, strict=True)))
         self._model, self._cache, self._places = model, cache, places
         self._recorder = recorder

@@ -99,10 +99,10 @@ def fitting_blocks(
     max_seqs: int,
     max_batched_tokens: int,
     utilization: float,
-    graphs: bool,
+    graphs: int,
 ) -> int:
-    """The blocks that fit beside the weights, the activations of the largest step and, with
-    `graphs`, the CUDA graphs."""
+    """The blocks that fit beside the weights, the activations of the largest step and the CUDA
+    graphs of steps of up to `graphs` tokens."""
     needed = -(-max_model_len // shape.block_size)
     useful = max_seqs * needed
     if model.device.type != "cuda":
@@ -117,10 +117,9 @@ def fitting_blocks(
     places = DecodeInputs(model.device, max_seqs, needed)
     peak += places.nbytes
     if graphs and (recorder := recorder_of(model.device)) is not None:
-        graphs_of = Graphs(
-            model, shape.blank(1, model.device), places, max_seqs, max_batched_tokens, recorder
-        )
-        peak += graph_bytes(graphs_of, partial(_free, model.device))
+        most = min(max_batched_tokens, graphs)
+        blank = Graphs(model, shape.blank(1, model.device), places, max_seqs, most, recorder)
+        peak += graph_bytes(blank, partial(_free, model.device))
         torch.cuda.empty_cache()
     blocks = int((total * utilization - peak) // shape.block_bytes)
     if blocks < needed:

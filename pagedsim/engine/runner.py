@@ -146,10 +146,10 @@ class Runner:
         dummy_step(self.model, self.cache.gpu, self.cache.shape.block_size, sequences)
 
     @torch.inference_mode()
-    def warm_up(self, max_tokens: int, graphs: bool) -> None:
+    def warm_up(self, max_tokens: int, graphs: int) -> None:
         """Compile all kernels that a step may need, before requests arrive.
 
-        With `graphs` steps are captured too, if the device can do that.
+        Steps of up to `graphs` tokens are captured too, if the device can do that.
         """
         gpu = self.cache.gpu
         room = min(max_tokens, len(gpu) * self.cache.shape.block_size)
@@ -158,7 +158,8 @@ class Runner:
         nothing = torch.zeros(1, dtype=torch.int64, device=gpu.device)
         copy_blocks(gpu, nothing, nothing)
         if graphs and (recorder := recorder_of(gpu.device)) is not None:
-            captured = Graphs(self.model, gpu, self._places, self._seqs, max_tokens, recorder)
+            most = min(max_tokens, graphs)
+            captured = Graphs(self.model, gpu, self._places, self._seqs, most, recorder)
             self.graphs = captured if captured.capture_all() else None
             if self.graphs is None and self.model.group is not None:
                 # Other ranks may have graphs, which compute padding, too.
@@ -183,7 +184,7 @@ class Leader(Runner):
         with self._ranks.together("dummy_step", sequences):
             super().dummy_step(sequences)
 
-    def warm_up(self, max_tokens: int, graphs: bool) -> None:
+    def warm_up(self, max_tokens: int, graphs: int) -> None:
         with self._ranks.together("warm_up", max_tokens, graphs):
             super().warm_up(max_tokens, graphs)
         self._ranks.replies()

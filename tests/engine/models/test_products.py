@@ -214,7 +214,7 @@ def test_any_step_with_a_graph_is_one_launch(name: str, monkeypatch: pytest.Monk
         counts: dict[str, int] = {}
         with launches(monkeypatch) as names:
             monkeypatch.setattr(runner_module, "recorder_of", lambda device, to=names: Noted(to))
-            runner.warm_up(64, graphs=graphs)
+            runner.warm_up(64, graphs=64 * graphs)
             for number, kind in enumerate(["prompt", "both", "decodes"]):
                 if kind != "decodes":
                     scheduler.add(Request(number, [5] * 45), 0)

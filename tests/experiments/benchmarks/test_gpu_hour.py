@@ -36,7 +36,7 @@ from tests.run.studies import compose  # noqa: E402
 TOLD = {"device": "Pretend", "driver": "1", "torch": "2", "date": "today"}
 ROOT = Path(__file__).parents[3]
 PARTS = [
-    *("headlines", "calibrate", "validate", "step"),
+    *("headlines", "calibrate", "validate", "launch", "step"),
     *("tiles, decode, 8 bits", "tiles, decode", "tiles, prefill", "tiles, prefill, 8 bits"),
     *("profile", "host", "swap", *gpu.TESTS, "kernels", "engine"),
 ]
