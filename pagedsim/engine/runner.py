@@ -141,8 +141,15 @@ class Runner:
     def close(self) -> None:
         """Free the memory of other ranks, if any."""
 
+    @torch.inference_mode()
     def dummy_step(self, sequences: Sequence[tuple[int, int]]) -> None:
-        """Compute a dummy step (profile.py)."""
+        """Compute a dummy step (profile.py), or the graph that a real one would have."""
+        if self.graphs is not None:
+            shape = self.graphs.shape_of(sum(n for _, n in sequences), len(sequences))
+            if shape is not None:
+                self.graphs.prompts.clear(shape)
+                self.graphs.run(shape, 0)
+                return
         dummy_step(self.model, self.cache.gpu, self.cache.shape.block_size, sequences)
 
     @torch.inference_mode()

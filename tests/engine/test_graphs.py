@@ -133,6 +133,12 @@ def test_groups_are_those_without_graphs(
     assert found[0] == found[1]
 
 
+def test_prices_are_those_of_graphs(replayer: Replayer) -> None:
+    """Of a prompt of one token, and of one that fills a step."""
+    server("llama", preemption="cheapest")
+    assert set(replayer.replayed) == {0, 1}
+
+
 def test_larger_batches_and_prompts_are_launched_anew(
     replayer: Replayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
