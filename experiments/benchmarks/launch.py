@@ -85,7 +85,9 @@ def launch(words: Sequence[str]) -> None:
         "step µs": lambda line: f"{line['step_seconds'] * 1e6:.0f}",
         "error": lambda line: f"{line['error']:.1e}" if "error" in line else "",
     }
-    run.close(cells, f"{BASE}, {run.asked.layers} layers")
+    known = run.content
+    spent = f"{known['warm_up_seconds']:.1f} s and {known['warm_up_bytes'] / 2**20:.0f} MiB"
+    run.close(cells, f"{BASE}, {run.asked.layers} layers", f"warm in {spent}")
 
 
 class Bench:
@@ -98,10 +100,18 @@ class Bench:
         self.launched = launched
         cache = Cache(self.model.cache_shape(16), BLOCKS, 0, self.device)
         self.runner = Runner(self.model, cache, seqs=SEQS, longest=LONGEST)
+        free, begun = self._free(), time.perf_counter()
         self.runner.warm_up(LONGEST, graphs=1024)
+        run.content["warm_up_seconds"] = time.perf_counter() - begun
+        run.content["warm_up_bytes"] = free - self._free()
         self._graphs, self._names = self.runner.graphs, count()
         # The machine of a CPU may be shared.
         self._clock = time.thread_time if run.tiny else time.perf_counter
+
+    def _free(self) -> int:
+        """Bytes of the GPU that are left."""
+        wait(self.device)
+        return torch.cuda.mem_get_info()[0] if self.device.type == "cuda" else 0
 
     def measured(self, kind: Kind) -> Line:
         """The line of a kind."""
@@ -123,6 +133,7 @@ class Bench:
                 plan = self._next(scheduler, kind)
                 wait(self.device)
                 self.launched.clear()
+                runner.launched.clear()
                 begun = self._clock()
                 inputs = runner.inputs_of(plan)
                 prepared = self._clock()
@@ -135,8 +146,7 @@ class Bench:
             min(median(part) for part in parts)
             for parts in zip(*(zip(*steps, strict=True) for steps in times), strict=True)
         )
-        replays = self.launched["graph"]
-        launches = {"graphs": replays, "kernels": self.launched.total() - replays}
+        launches = {"graphs": runner.launched["graph"], "kernels": self.launched.total()}
         parts = {"inputs_seconds": inputs_s, TIMED: seconds, "step_seconds": whole}
         return {**line, **launches, **parts}
 
@@ -186,14 +196,11 @@ def model_on(device: torch.device, layers: int) -> LoadedModel:
 
 
 class Replays:
-    """Stands in for a recorder of CUDA graphs: a replay is one launch."""
-
-    def __init__(self, launched: Counter[str]) -> None:
-        self._launched = launched
+    """Stands in for a recorder of CUDA graphs."""
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         work()
-        return lambda: self._launched.update(["graph"])
+        return lambda: None
 
 
 @contextmanager
@@ -230,7 +237,7 @@ def stubbed() -> Iterator[Counter[str]]:
         patch.object(functional, "linear", product),
         patch.object(torch, "empty_like", empty),
         patch.object(torch.Tensor, "new_empty", empty),
-        patch.object(runner, "recorder_of", lambda device: Replays(launched)),
+        patch.object(runner, "recorder_of", lambda device: Replays()),
     ):
         yield launched
 
