@@ -1,9 +1,10 @@
 """Time of the engine's host in a decode step, with a model that computes nothing.
 
-    python -m pagedsim.experiments.benchmarks.host [--device cuda]
+    python -m pagedsim.experiments.benchmarks.host [--device cuda] [--kinds greedy stream ...]
 
-A full batch decodes greedily. Each figure is the median over the steps of a round, of the best
-round, since the machine may be shared. On a CPU it is the time for which a GPU would wait; on a GPU
+A full batch decodes, of requests of one of the `KINDS`. Each figure is the median over the steps of
+a round, of the best round, since the machine may be shared. On a CPU it is the time for which a GPU
+would wait: what a GPU would compute to draw and score tokens is told apart, as *kernels*. On a GPU
 inputs are sent, a graph is launched, and tokens come back. Tokens are first compared with the
 model's. With `--out`, or on a GPU, results go to host.json.
 """
@@ -11,18 +12,24 @@ model's. With `--out`, or on a GPU, results go to host.json.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from itertools import product, starmap
+from functools import cache, partial
+from itertools import product
 from statistics import median
 from typing import Any, NamedTuple, cast
+from unittest.mock import patch
 
 import torch
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
 
 from pagedsim.core import SamplingParams
-from pagedsim.engine.engine import LLMEngine, StepTimes
+from pagedsim.engine import sampler
+from pagedsim.engine.engine import LLMEngine
 from pagedsim.engine.models import LoadedModel, load_model
+from pagedsim.engine.tokenizer import HuggingFaceTokenizer
 from pagedsim.experiments.benchmarks.device import TIMED, Line, Run
 from pagedsim.experiments.benchmarks.harness import main_of
 
@@ -31,6 +38,15 @@ LONGEST = 1024
 CHECKED = 4
 """Steps whose tokens are compared."""
 PARTS = {"plan": "plan", "inputs and launch": "launch", "sample": "sample", "commit": "commit"}
+GREEDY, STREAM = "greedy", "stream"
+KINDS: Mapping[str, Mapping[str, Any]] = {
+    GREEDY: {},
+    "temperature": {"temperature": 0.8},
+    "logprobs": {"logprobs": 5},
+    "stop": {"stop": ("a text that", "never comes")},
+    STREAM: {},
+}
+"""Settings of the requests of each kind. Those of `STREAM` return their text token by token."""
 
 
 class Nothing:
@@ -53,23 +69,68 @@ def idle_model(device: torch.device) -> LoadedModel:
     return replace(model, native=cast(Any, Nothing(model.vocab_size, device)))
 
 
-def round_of(engine: LLMEngine, steps: int) -> StepTimes:
-    """The median of each part of `steps` steps."""
-    times = []
-    for _ in range(steps):
-        engine.step()
-        assert engine.times is not None
-        times.append(engine.times)
-    return StepTimes(*(median(part) for part in zip(*times, strict=True)))
+@cache
+def tokenizer(vocab: int) -> HuggingFaceTokenizer:
+    """Decodes bytes as GPT-2's does; a token is two letters or a space and a letter."""
+    letters = product("Ġetaoinshrdlucmfwypvbgk", "etaoinshrdlucmfwypvbgkq")
+    words = {"".join(pair): number for number, pair in enumerate(letters)}
+    backend = Tokenizer(models.BPE(words, []))
+    backend.decoder = decoders.ByteLevel()
+    assert len(words) >= vocab, "tokens without a text"
+    return HuggingFaceTokenizer(PreTrainedTokenizerFast(tokenizer_object=backend))
+
+
+class Kernels:
+    """Sums the time of what draws and scores tokens, which on a CPU the host itself computes."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """The call, timed."""
+
+        def timed(*arguments: Any) -> Any:
+            begun = time.perf_counter()
+            result = call(*arguments)
+            self.seconds += time.perf_counter() - begun
+            return result
+
+        return timed
+
+
+def round_of(engine: LLMEngine, steps: int) -> Line:
+    """The median seconds of each part of `steps` steps, and on a CPU of their kernels."""
+    kernels, cpu = Kernels(), engine.model.device.type == "cpu"
+    computing = "sample" if engine.server.async_scheduling else "launch"
+    times: dict[str, list[float]] = {part: [] for part in (*PARTS.values(), "kernels")}
+    with (
+        patch.object(sampler.kernels, "pick", kernels.timed(sampler.kernels.pick)),
+        patch.object(sampler, "_scored", kernels.timed(sampler._scored)),
+    ):
+        for _ in range(steps):
+            kernels.seconds = 0.0
+            engine.step()
+            assert engine.times is not None
+            parts = {**engine.times._asdict(), "kernels": kernels.seconds * cpu}
+            parts[computing] -= parts["kernels"]
+            for part, seconds in times.items():
+                seconds.append(parts[part])
+    return {part: median(seconds) for part, seconds in times.items()}
 
 
 def full_batch(
-    model: LoadedModel, prompts: Sequence[list[int]], params: SamplingParams, **settings: Any
+    model: LoadedModel,
+    prompts: Sequence[list[int]],
+    params: SamplingParams,
+    stream: bool = False,
+    **settings: Any,
 ) -> LLMEngine:
-    """An engine whose requests all decode."""
+    """An engine whose requests all decode; those that stream, or stop, have a text."""
     engine = LLMEngine(model=model, device=model.device.type, max_seqs=len(prompts), **settings)
+    if stream or params.stop:
+        engine.tokenizer = tokenizer(model.vocab_size)
     for number, prompt in enumerate(prompts):
-        engine.add_request(number, prompt, params)
+        engine.add_request(number, prompt, params, stream=stream, delta=stream)
     while engine.scheduler.clock.requests < len(prompts):
         engine.step()
     return engine
@@ -80,20 +141,25 @@ class Batch(NamedTuple):
 
     requests: int
     async_scheduling: bool
+    kind: str = GREEDY
 
     def __str__(self) -> str:
-        return f"{self.requests}{', ahead' * self.async_scheduling}"
+        words = [str(self.requests), *[self.kind] * (self.kind != GREEDY)]
+        return ", ".join([*words, *["ahead"] * self.async_scheduling])
 
 
 def host(words: Sequence[str]) -> None:
     """Print the time of each part of a step."""
     more = {"--device": ("cpu", "cuda"), "--rounds": 4, "--running": [1, 16, 64, 256]}
-    run = Run("host", __doc__, words, {**more, "--steps": 100})
+    kinds = {"choices": KINDS, "nargs": "+", "default": [GREEDY], "help": "of requests"}
+    run = Run("host", __doc__, words, {**more, "--steps": 100, "--kinds": kinds})
     model, asked = idle_model(run.device), run.asked
-    batches = starmap(Batch, product(asked.running, (False, True)))
+    cases = product(asked.kinds, asked.running, (False, True))
+    batches = (Batch(requests, ahead, kind) for kind, requests, ahead in cases)
     run.sweep(batches, lambda batch: measure(model, batch, asked.steps, asked.rounds))
     cells: dict[str, Callable[[Line], str]] = {"requests": lambda line: line["case"]}
-    for head, part in {**PARTS, "µs in all": TIMED}.items():
+    parts = {**PARTS, "µs in all": TIMED, **({"kernels": "kernels"} if run.tiny else {})}
+    for head, part in parts.items():
         cells[head] = partial(lambda line, part: f"{line[part] * 1e6:.1f}", part=part)
     run.close(cells, "a step of decodes, prefill_first, paged, blocks of 16")
 
@@ -105,13 +171,18 @@ def measure(model: LoadedModel, batch: Batch, steps: int, rounds: int) -> Line:
         [rng.randrange(250) for _ in range(rng.randint(64, LONGEST - most))]
         for _ in range(batch.requests)
     ]
-    greedy = SamplingParams(temperature=0, max_tokens=most, ignore_eos=True)
-    engine = full_batch(model, prompts, greedy, async_scheduling=batch.async_scheduling)
-    if not right(engine):
+    asked = {"temperature": 0, "max_tokens": most, "ignore_eos": True, **KINDS[batch.kind]}
+    params, ahead = SamplingParams(**asked), batch.async_scheduling
+    stream = batch.kind == STREAM
+    engine = full_batch(model, prompts, params, stream, async_scheduling=ahead)
+    if not params.temperature and not right(engine):
         return {"right": False}
-    best = min((round_of(engine, steps) for _ in range(rounds)), key=sum)
-    parts = {part: getattr(best, part) for part in PARTS.values()}
-    return {"right": True, **parts, TIMED: sum(parts.values())}
+
+    def in_all(times: Line) -> float:
+        return sum(times[part] for part in PARTS.values())
+
+    best = min((round_of(engine, steps) for _ in range(rounds)), key=in_all)
+    return {"right": True, **best, TIMED: in_all(best)}
 
 
 def right(engine: LLMEngine) -> bool:

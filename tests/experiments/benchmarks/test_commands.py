@@ -33,7 +33,7 @@ SLOW = {
     "serving rates": "--streams 4 --rounds 1",
     "serving neighbours": "--seconds 1 --only texts",
     "engine": "--device cpu --prompts 3 --tokens 2 3 --rounds 1",
-    "host": "--device cpu --running 64 --steps 2 --rounds 1",
+    "host": "--device cpu --running 16 --kinds greedy logprobs stream --steps 2 --rounds 1",
     "launch": "--device cpu --rounds 1 --layers 1 --prompts 16",
     "step": "--device cpu --rounds 1",
 }
