@@ -64,7 +64,7 @@ class Beams:
         self.request = request
         self.ranked = True
         """The returned sequences are known only at the end."""
-        self.plain = self.deltas = False
+        self.plain = self.simple = self.steady = self.scored = self.deltas = False
         self.ends = ends_of(params, eos)
         """Tokens that end a beam."""
         self._eos = frozenset(eos)

@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import islice
 from math import inf
 from typing import Any, NamedTuple
 
@@ -32,7 +31,7 @@ from pagedsim.engine.models import LoadedModel
 from pagedsim.engine.output import Observer, RequestOutput, TransferObserver
 from pagedsim.engine.parallel.ranks import RankError
 from pagedsim.engine.runtime import THREADS, Fetch, sent, uninterrupted
-from pagedsim.engine.sampler import Draw, Row, Sampler
+from pagedsim.engine.sampler import Draw, Row, Rows, Sampler
 from pagedsim.engine.sequence import Group, make_group
 from pagedsim.engine.step_inputs import Samplers, samplers_of
 from pagedsim.requirements import refuse_older
@@ -62,6 +61,54 @@ StepResults = tuple[dict[RequestId, "int | Continuation"], dict[RequestId, str]]
 """Tokens and finish reasons, as `Scheduler.complete` takes them."""
 
 
+class SamplingBatch:
+    """The requests of a step that sample, and what stays the same while these sample together."""
+
+    def __init__(self, samplers: Samplers, groups: Mapping[RequestId, Group]) -> None:
+        self.samplers = samplers
+        self.groups = [groups[request.id] for request, _ in samplers]
+        self.plain = all(group.plain for group in self.groups)
+        self.simple = all(group.simple for group in self.groups)
+        self._steady = all(group.steady for group in self.groups)
+        self.beams = any(isinstance(group, Beams) for group in self.groups)
+        self.places: list[int] | None = None
+        """Of the rows among the logits, if they are not those of the logits."""
+        self.counts = [1] * len(samplers)
+        """Of rows, for each request."""
+        self._rows: Rows | None = None
+
+    def is_of(self, samplers: Samplers) -> bool:
+        """Whether it is of the same requests, and holds on."""
+        return self._steady and self.samplers == samplers
+
+    def rows(self) -> Rows | None:
+        """The rows to sample next; None if there are only beams, or no row needs more than its
+        logits. Called before the scheduler dispatches the step."""
+        if self.plain:
+            return None
+        if not self._steady:
+            return self._gathered()
+        if self._rows is None:
+            [rows] = zip(*(group.rows() for group in self.groups), strict=True)
+            self._rows = Rows.of(rows)._replace(prompts=(), outputs=(), forbidden=())
+        return self._rows._replace(positions=[request.num_tokens for request, _ in self.samplers])
+
+    def _gathered(self) -> Rows | None:
+        rows: list[Row] = []
+        places: list[int] = []
+        start = 0
+        for number, ((_, count), group) in enumerate(zip(self.samplers, self.groups, strict=True)):
+            mine = [] if isinstance(group, Beams) else group.rows()
+            # All sequences of a request draw their first token from its single row.
+            own_rows = count == len(mine)
+            places += range(start, start + count) if own_rows else [start] * len(mine)
+            rows += mine
+            self.counts[number] = len(mine)
+            start += count
+        self.places = None if places == list(range(start)) else places
+        return Rows.of(rows) if rows else None
+
+
 class SamplingJob:
     """The sampling of one step.
 
@@ -69,45 +116,25 @@ class SamplingJob:
     and `results`, which may follow a step later, waits for the tokens.
     """
 
-    def __init__(self, samplers: Samplers, groups: Mapping[RequestId, Group]) -> None:
+    def __init__(self, batch: SamplingBatch) -> None:
         self.picked: Tensor | None = None
         """Sampled tokens on the device; row i is request i if each has one sequence."""
-        self._samplers, self._groups = samplers, groups
-        self._sampled: list[Group] = []
-        self._plain = all(groups[request.id].plain for request, _ in samplers)
-        self._rows: list[Row] = []
-        self._places: list[int] = []  # of these rows among the logits
-        self._counts: list[int] = []  # of rows, for each request
+        self._batch, self._rows = batch, batch.rows()
         self._coming: Fetch | None = None
         self._draw: Draw | None = None
         self._logits: Tensor | None = None
-        if not self._plain:
-            self._prepare()
-
-    def _prepare(self) -> None:
-        start = 0
-        for request, count in self._samplers:
-            group = self._groups[request.id]
-            mine = [] if isinstance(group, Beams) else group.rows()
-            # All sequences of a request draw their first token from its single row.
-            own_rows = count == len(mine)
-            self._places += range(start, start + count) if own_rows else [start] * len(mine)
-            self._rows += mine
-            self._sampled.append(group)
-            self._counts.append(len(mine))
-            start += count
 
     def draw(self, logits: Tensor, sampler: Sampler) -> None:
         """Launch sampling; beam search processes its logits in `results`."""
-        if self._plain:
+        if self._batch.plain:
             self.picked = logits.argmax(1)
             self._coming = Fetch([self.picked])
             return
-        if any(isinstance(group, Beams) for group in self._sampled):
+        if self._batch.beams:
             self._logits = logits
-        if self._rows:
-            if self._places != list(range(len(logits))):
-                logits = logits[sent(torch.tensor(self._places), logits.device)]
+        if self._rows is not None:
+            if (places := self._batch.places) is not None:
+                logits = logits[sent(torch.tensor(places), logits.device)]
             self._draw = sampler.draw(logits, self._rows)
             self.picked = self._draw.picked
 
@@ -115,31 +142,39 @@ class SamplingJob:
         """Wait for the tokens; results of all requests that are still alive. Called once."""
         tokens: dict[RequestId, int | Continuation] = {}
         ended: dict[RequestId, str] = {}
+        batch = self._batch
+        picked: list[int] = []
+        scores = None
         if self._coming is not None:
             (picked,) = self._coming.lists()
-            groups = self._groups  # requests that left are not in it
-            for (request, _), token in zip(self._samplers, picked, strict=True):
+        elif self._draw is not None:
+            picked, scores = self._draw.results()
+        if batch.simple:
+            for (request, _), group, token in zip(
+                batch.samplers, batch.groups, picked, strict=True
+            ):
                 if request.finish_reason is None:
                     name = request.id
                     tokens[name] = token
-                    if token in groups[name].ends:
+                    if token in group.ends:
                         ended[name] = "stop"
             return tokens, ended
-        samples = iter(self._draw.samples() if self._draw is not None else ())
-        start = 0
+        start = at = scored = 0
         for (request, count), group, rows in zip(
-            self._samplers, self._sampled, self._counts, strict=True
+            batch.samplers, batch.groups, batch.counts, strict=True
         ):
-            mine = list(islice(samples, rows))
-            if request.alive:
+            if request.finish_reason is None:
                 if isinstance(group, Beams):
                     assert self._logits is not None
-                    tokens[request.id], reason = group.take(self._logits[start : start + count])
+                    answer, reason = group.take(self._logits[start : start + count])
                 else:
-                    tokens[request.id], reason = group.take(mine)
+                    answer, reason = group.take(picked[at : at + rows], scores, scored)
+                tokens[request.id] = answer
                 if reason is not None:
                     ended[request.id] = reason
             start += count
+            at += rows
+            scored += rows * group.scored
         return tokens, ended
 
 
@@ -241,6 +276,7 @@ class LLMEngine:
         """The tiers of files below the host tier."""
         self._rests = False  # since the last step, unless something has come at its end
         self._sampler = Sampler()
+        self._batch: SamplingBatch | None = None  # of the last planned step
         self._oldest: InflightStep | None = None  # the oldest step in flight
         self._in_flight: list[StepPlan] = []  # all plans that are not completed
         # A CPU computes during the launch: the next step is planned first.
@@ -507,7 +543,10 @@ class LLMEngine:
                 def compute() -> Tensor:
                     return self.runner.carry_out(inputs, None if before is None else before.picked)
 
-                return compute, SamplingJob(samplers_of(plan), self._groups)
+                samplers = samplers_of(plan)
+                if self._batch is None or not self._batch.is_of(samplers):
+                    self._batch = SamplingBatch(samplers, self._groups)
+                return compute, SamplingJob(self._batch)
 
             flight.prepare(parts)
             self.scheduler.dispatch(plan)
@@ -589,6 +628,7 @@ class LLMEngine:
         if self.observer is not None:
             self.observer.left(request)
         self._streamed.discard(request.id)
+        self._batch = None
         group = self._groups.pop(request.id)
         group.close(reason)
         return group.output(finished=True)

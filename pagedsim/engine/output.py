@@ -4,19 +4,56 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from pagedsim.core import Request, RequestId, Scheduler, StepPlan
 from pagedsim.core.transfers import EndedCopy
 
 
-@dataclass(frozen=True, slots=True)
-class Logprob:
+class Logprob(NamedTuple):
     """How probable a token was, to the model itself."""
 
     logprob: float
     rank: int
     """1 for the most probable token."""
+
+
+class Logprobs(Sequence[dict[int, Logprob]]):
+    """For each token of a sequence, the sampled one and the most probable ones.
+
+    They are built when they are read, from flat columns: objects for every token would burden the
+    garbage collector.
+    """
+
+    def __init__(self, tokens: list[int], values: list[float], ranks: list[int], start: int = 0):
+        """A token has equally many `tokens` and `values`, the sampled one first, and one of
+        `ranks`; those before `start` are left out, and what is added later."""
+        self._tokens, self._values, self._ranks = tokens, values, ranks
+        self._places = range(start, len(ranks))
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, index: Any) -> Any:
+        places = self._places[index]
+        return self._at(places) if isinstance(places, int) else [self._at(at) for at in places]
+
+    def _at(self, place: int) -> dict[int, Logprob]:
+        width = len(self._tokens) // len(self._ranks)
+        tokens, values, ranks = (
+            self._tokens[place * width : (place + 1) * width],
+            self._values[place * width : (place + 1) * width],
+            [self._ranks[place], *range(1, width)],
+        )
+        return dict(zip(tokens, map(Logprob, values, ranks), strict=True))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(list(self))
 
 
 @dataclass(slots=True)
@@ -31,7 +68,7 @@ class CompletionOutput:
     """With the token that ended it."""
     cumulative_logprob: float | None = None
     """Sum over all its tokens so far, if log-probabilities were requested or needed."""
-    logprobs: list[dict[int, Logprob]] | None = None
+    logprobs: Sequence[dict[int, Logprob]] | None = None
     """For each token, the sampled one and the most probable ones."""
     finish_reason: str | None = None
     """"stop", "length", "abort", ...; None while it goes on."""

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pagedsim.core import SamplingParams
@@ -27,6 +28,7 @@ from pagedsim.kernels.reference.sampling import gumbel as gumbel_of
 from pagedsim.kernels.reference.sampling import hashed, token_hashes
 
 Tokens = Sequence[int]
+Keys = NDArray[np.uint64]
 _MASK = (1 << 64) - 1
 _ODD = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: consecutive numbers land far apart
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # SplitMix64's multipliers
@@ -41,9 +43,9 @@ def stream_key(seed: int, index: int = 0) -> int:
     return _mixed(_mixed(int(seed) & _MASK) + index * _ODD)
 
 
-def words_of(keys: Sequence[int], positions: Sequence[int]) -> Tensor:
+def words_of(keys: Sequence[int] | Keys, positions: Sequence[int]) -> Tensor:
     """[rows, 2] int32: the two halves of each row's 64 bits."""
-    x = np.array(keys, dtype=np.uint64) + np.array(positions, dtype=np.uint64) * np.uint64(_ODD)
+    x = np.asarray(keys, dtype=np.uint64) + np.array(positions, dtype=np.uint64) * np.uint64(_ODD)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(_FIRST)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(_SECOND)
     x ^= x >> np.uint64(31)
@@ -177,6 +179,25 @@ class Row(NamedTuple):
     """Tokens that must not be sampled: the ends, before `min_tokens`."""
 
 
+class Rows(NamedTuple):
+    """The tokens to be sampled in a step, as columns of what `Row` has."""
+
+    params: list[SamplingParams]
+    keys: Keys
+    positions: Sequence[int]
+    prompts: Sequence[Tokens] = ()
+    outputs: Sequence[Tokens] = ()
+    """Those of all rows, if any is penalised."""
+    forbidden: Sequence[Tokens] = ()
+    """Empty, or those of all rows."""
+
+    @classmethod
+    def of(cls, rows: Iterable[Row]) -> Rows:
+        """At least one row."""
+        params, keys, *rest = zip(*rows, strict=True)
+        return cls(list(params), np.array(keys, np.uint64), *rest)
+
+
 class Sample(NamedTuple):
     """A token and, for rows that request it, its log-probability.
 
@@ -189,6 +210,15 @@ class Sample(NamedTuple):
     """1 for the most probable token."""
     top: tuple[tuple[int, float], ...] = ()
     """The `params.logprobs` most probable tokens, best first."""
+
+
+class Scores(NamedTuple):
+    """Of each row that requests it: the sampled token and, best first, the most probable ones,
+    their log-probabilities, and the sampled one's rank."""
+
+    tokens: list[list[int]]
+    logprobs: list[list[float]]
+    ranks: list[int]
 
 
 def wants_logprob(params: SamplingParams) -> bool:
@@ -208,29 +238,31 @@ class Sampler:
 
     def sample(self, logits: Tensor, rows: Sequence[Row]) -> list[Sample]:
         """One sample for each row of `logits` [rows, vocab] in float32, which stay as they are."""
-        return self.draw(logits, rows).samples()
+        return self.draw(logits, Rows.of(rows)).samples()
 
-    def draw(self, logits: Tensor, rows: Sequence[Row]) -> Draw:
+    def draw(self, logits: Tensor, rows: Rows) -> Draw:
         """Sample without waiting for the result."""
-        params, settings = [row.params for row in rows], self._settings
-        if settings is None or settings.params != params:
-            settings = self._settings = BatchSettings(params, logits)
+        settings = self._settings
+        if settings is None or settings.params != rows.params:
+            settings = self._settings = BatchSettings(rows.params, logits)
         scores = self._adjusted(logits, rows, settings)
         if settings.random:
-            words = words_of([row.key for row in rows], [row.position for row in rows])
-            picked = kernels.pick(scores, settings.tensors, sent(words, logits.device))
+            words = sent(words_of(rows.keys, rows.positions), logits.device)
+            picked = kernels.pick(scores, settings.tensors, words)
         else:
             picked = scores.argmax(1)
         return Draw(picked, _scored(logits, picked, settings), settings)
 
-    def _adjusted(self, logits: Tensor, rows: Sequence[Row], settings: BatchSettings) -> Tensor:
+    def _adjusted(self, logits: Tensor, rows: Rows, settings: BatchSettings) -> Tensor:
         if (at := settings.penalised).rows:
-            chosen = [rows[i] for i in at.rows]
-            prompts, outputs = [row.prompt for row in chosen], [row.output for row in chosen]
+            prompts, outputs = (
+                [rows.prompts[i] for i in at.rows],
+                [rows.outputs[i] for i in at.rows],
+            )
             values = penalise(at.of(logits), settings.penalties, prompts, outputs, self._counts)
             logits = at.put(logits, values)
-        if any(row.forbidden for row in rows):
-            logits = forbid(logits, [row.forbidden for row in rows])
+        if any(rows.forbidden):
+            logits = forbid(logits, rows.forbidden)
         return logits
 
 
@@ -254,23 +286,29 @@ class Draw:
     """Sampled tokens, on the device and being copied to the host."""
 
     def __init__(self, picked: Tensor, scored: Sequence[Tensor], settings: BatchSettings) -> None:
-        """`scored`: log-probability and rank of the sampled token, the most probable tokens and
-        their log-probabilities, of rows that request them."""
+        """`scored`: the columns of `Scores`, or nothing."""
         self.picked = picked
         """The tokens, on the device."""
         self._settings = settings
         self._coming = Fetch([picked, *scored])
 
-    def samples(self) -> list[Sample]:
-        """A sample for each row; waits for the copy to the host."""
+    def results(self) -> tuple[list[int], Scores | None]:
+        """The token of each row, and scores if any requests them; waits for the copy to the host.
+
+        The most probable tokens are as many as any row requests."""
         tokens, *scored = self._coming.lists()
+        return tokens, Scores(*scored) if scored else None
+
+    def samples(self) -> list[Sample]:
+        """The same as a sample for each row."""
+        tokens, scores = self.results()
         samples = [Sample(token) for token in tokens]
-        if scored:
+        if scores is not None:
             settings = self._settings
-            for row, count, logprob, rank, ids, values in zip(
-                settings.scored.rows, settings.logprobs, *scored, strict=True
+            for row, count, ids, (logprob, *values), rank in zip(
+                settings.scored.rows, settings.logprobs, *scores, strict=True
             ):
-                top = tuple(zip(ids[:count], values[:count], strict=True))
+                top = tuple(zip(ids[1:][:count], values[:count], strict=True))
                 samples[row] = Sample(tokens[row], logprob, rank, top)
         return samples
 
@@ -327,12 +365,13 @@ class BatchSettings:
 
 
 def _scored(logits: Tensor, picked: Tensor, settings: BatchSettings) -> list[Tensor]:
-    """Logprobs, ranks and top tokens of the rows that request them; empty if none does."""
+    """The columns of `Scores`; empty if no row requests them."""
     at = settings.scored
     if not at.rows:
         return []
     logprobs = at.of(logits).log_softmax(1)
-    sampled = logprobs.gather(1, at.of(picked)[:, None])
+    tokens = at.of(picked)[:, None]
+    sampled = logprobs.gather(1, tokens)
     ranks = (logprobs > sampled).sum(1) + 1
     best = logprobs.topk(min(max(settings.logprobs), settings.vocab))
-    return [sampled[:, 0], ranks, best.indices, best.values]
+    return [torch.cat((tokens, best.indices), 1), torch.cat((sampled, best.values), 1), ranks]

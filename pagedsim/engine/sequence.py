@@ -15,12 +15,12 @@ from pagedsim.core import Continuation, Request, RequestError
 from pagedsim.engine.beam import Beams
 from pagedsim.engine.output import (
     CompletionOutput,
-    Logprob,
+    Logprobs,
     RequestMetrics,
     RequestOutput,
     Tokenizer,
 )
-from pagedsim.engine.sampler import COLDEST, Row, Sample, stream_key, wants_logprob
+from pagedsim.engine.sampler import COLDEST, Row, Scores, stream_key, wants_logprob
 from pagedsim.engine.tokenizer import Detokenizer, Text, ends_of
 
 
@@ -33,20 +33,29 @@ class SampledSequence:
     tokens: list[int] = field(default_factory=list)
     """Set once it has ended; before, they are in `request.outputs`."""
     logprob: float = 0.0
-    logprobs: list[dict[int, Logprob]] = field(default_factory=list)
+    best: list[int] = field(default_factory=list)
+    best_logprobs: list[float] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
+    """Columns of `Logprobs`."""
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     reported: int = 0
     """Tokens that a delta has returned."""
     end_reported: bool = False
 
-    def score(self, sample: Sample, keep: bool) -> None:
-        """Add the log-probability of its next token."""
-        assert sample.logprob is not None
-        self.logprob += sample.logprob
-        if keep:
-            known = {token: Logprob(p, place) for place, (token, p) in enumerate(sample.top, 1)}
-            self.logprobs.append({sample.token: Logprob(sample.logprob, sample.rank), **known})
+    def score(self, scores: Scores, row: int, keep: int | None) -> None:
+        """Add the log-probability of its next token, and unless `keep` is None those of so many
+        most probable ones."""
+        values = scores.logprobs[row]
+        self.logprob += values[0]
+        if keep is not None:
+            self.best += scores.tokens[row][: keep + 1]
+            self.best_logprobs += values[: keep + 1]
+            self.ranks.append(scores.ranks[row])
+
+    def logprobs(self, start: int) -> Logprobs:
+        """Of its tokens from `start` on."""
+        return Logprobs(self.best, self.best_logprobs, self.ranks, start)
 
     def end(self, reason: str, tokens: list[int], stop: int | str | None = None) -> None:
         self.finish_reason, self.tokens, self.stop_reason = reason, tokens, stop
@@ -82,14 +91,19 @@ class Sequences:
         self._params = params
         self._prompt = prompt
         self._eos = frozenset(eos)
-        self._scored = wants_logprob(params)
+        self.scored = wants_logprob(params)
+        """Whether `take` needs scores."""
         self.ends = ends_of(params, eos)
         """Tokens that end a sequence."""
         self.deltas = False
         """Whether each output has only what is new since the last one."""
-        extras = params.stop or params.min_tokens or params.penalised or self._scored
-        self.plain = params.temperature < COLDEST and params.num_seqs == 1 and not extras
-        """Whether its next token is the argmax of its logits, and only `ends` may end it."""
+        alone = params.num_seqs == 1
+        self.simple = alone and not (params.stop or self.scored)
+        """Whether its token is its result, and only `ends` may end it."""
+        self.steady = alone and not (params.min_tokens or params.penalised)
+        """Whether nothing but the position changes in the only one of its `rows`."""
+        self.plain = params.temperature < COLDEST and self.simple and self.steady
+        """Whether its next token is the argmax of its logits, too."""
         if params.seed is not None:
             seed = params.seed
         stops, include = params.stop, params.include_stop_str_in_output
@@ -121,15 +135,20 @@ class Sequences:
             for sequence, output in zip(self._live, outputs, strict=True)
         ]
 
-    def take(self, samples: Sequence[Sample]) -> tuple[int | Continuation, str | None]:
-        """Take the samples of `rows`; returns the request's result for `Scheduler.complete`, and
-        its finish reason, if any. The request must not change between the two calls."""
+    def take(
+        self, tokens: list[int], scores: Scores | None = None, row: int = 0
+    ) -> tuple[int | Continuation, str | None]:
+        """Take the tokens of `rows`, whose scores begin at a `row`; returns the request's result
+        for `Scheduler.complete`, and its finish reason, if any. The request must not change between
+        the two calls."""
         live = self._live
+        if scores is not None and self.scored:
+            keep = self._params.logprobs
+            for place, sequence in enumerate(live, row):
+                sequence.score(scores, place, keep)
         if len(live) == 1:
-            ended = self._ended(0, samples[0])
-            return samples[0].token, "stop" if ended else None
-        tokens = [sample.token for sample in samples]
-        going = [i for i, sample in enumerate(samples) if not self._ended(i, sample)]
+            return tokens[0], "stop" if self._ended(0, tokens[0]) else None
+        going = [i for i, token in enumerate(tokens) if not self._ended(i, token)]
         if not going:
             return Continuation(tokens), "stop"
         if len(going) == len(live):
@@ -185,20 +204,19 @@ class Sequences:
             index=index,
             text=shown,
             token_ids=list(tokens[start:]),
-            cumulative_logprob=sequence.logprob if self._scored else None,
-            logprobs=None if self._params.logprobs is None else sequence.logprobs[start:],
+            cumulative_logprob=sequence.logprob if self.scored else None,
+            logprobs=None if self._params.logprobs is None else sequence.logprobs(start),
             finish_reason=sequence.finish_reason,
             stop_reason=sequence.stop_reason,
         )
 
-    def _ended(self, place: int, sample: Sample) -> bool:
-        sequence, token = self._live[place], sample.token
-        if self._scored:
-            sequence.score(sample, keep=self._params.logprobs is not None)
+    def _ended(self, place: int, token: int) -> bool:
+        sequence = self._live[place]
         if token in self.ends:
             stop = self._stop_reason(token)
         elif self._params.stop and sequence.text is not None:
-            enough = self.request.sampled_count + 1 >= self._params.min_tokens
+            least = self._params.min_tokens
+            enough = not least or self.request.sampled_count + 1 >= least
             match = sequence.text.push(token, watch=enough)
             if match is None:
                 return False

@@ -32,7 +32,7 @@ from pagedsim.engine.models import load_model
 from pagedsim.engine.models.weights import fill_tiny, tiny_config
 from pagedsim.engine.parallel.ranks import RankError
 from pagedsim.engine.profile import graph_bytes
-from pagedsim.engine.sampler import Row, Sampler, stream_key
+from pagedsim.engine.sampler import Row, Rows, Sampler, stream_key
 from pagedsim.engine.step_inputs import HostCopy, HostWork
 from pagedsim.kernels.float8 import FORMATS
 from tests.engine import test_equality
@@ -189,7 +189,7 @@ def distance(device: str, dtype: str, preemption: str) -> float:
     draw = SamplingJob.draw
 
     def noted(job: SamplingJob, logits: torch.Tensor, *rest: Any) -> None:
-        for (request, _), row in zip(job._samplers, logits.float().cpu(), strict=True):
+        for (request, _), row in zip(job._batch.samplers, logits.float().cpu(), strict=True):
             rows.setdefault(request.id, []).append(row.clone())
         draw(job, logits, *rest)
 
@@ -354,7 +354,9 @@ def check_draws(names: list[str], vocab: int) -> None:
     there = logits.cuda()
     sampler = Sampler()
     with no_waiting():
-        draws = [sampler.draw(there, rows) for _ in range(2)]  # with new columns, and with these
+        draws = [
+            sampler.draw(there, Rows.of(rows)) for _ in range(2)
+        ]  # with new columns, and with these
     wanted = [sample.token for sample in Sampler().sample(logits, rows)]
     for draw in draws:
         assert [sample.token for sample in draw.samples()] == wanted, names

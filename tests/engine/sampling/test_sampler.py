@@ -20,6 +20,7 @@ from transformers.generation import logits_process as hf
 from pagedsim.core import SamplingParams
 from pagedsim.engine.sampler import (
     Row,
+    Rows,
     Sample,
     Sampler,
     TokenCounts,
@@ -277,7 +278,7 @@ def test_no_draw_synchronises(temperature: float) -> None:
         for rows in batches:
             logits, sampler = torch.empty(len(rows), 50257, device=FAKE), Sampler()
             for _ in range(2):  # with new columns and counts, and with these
-                sampler.draw(logits, rows)
+                sampler.draw(logits, Rows.of(rows))
                 for row in rows:
                     if row.params.penalised:
                         assert isinstance(row.output, list)

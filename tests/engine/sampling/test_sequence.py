@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pagedsim.core import Continuation, Request, RequestError, SamplingParams
 from pagedsim.engine.engine import LLMEngine
 from pagedsim.engine.output import CompletionOutput, RequestOutput
-from pagedsim.engine.sampler import Sample, gumbel, stream_key
+from pagedsim.engine.sampler import gumbel, stream_key
 from pagedsim.engine.sequence import Sequences, make_group
 from pagedsim.engine.tokenizer import Text
 from tests.engine.sampling.test_beam import VOCAB, engine_of, run, tiny
@@ -91,21 +91,21 @@ def test_streams_belong_to_the_engines_seed_and_the_request_unless_it_has_a_seed
 
 def test_sequences_that_end_leave_the_group() -> None:
     a = group(SamplingParams(n=4, max_tokens=9), eos=(0,))
-    assert a.take([Sample(5), Sample(0), Sample(6), Sample(7)]) == (
+    assert a.take([5, 0, 6, 7]) == (
         Continuation([5, 6, 7], [0, 2, 3]),
         None,
     )
     a.request._outputs = [[5], [6], [7]]
-    assert a.take([Sample(8), Sample(8), Sample(9)]) == (Continuation([8, 8, 9]), None)
+    assert a.take([8, 8, 9]) == (Continuation([8, 8, 9]), None)
     a.request._outputs = [[5, 8], [6, 8], [7, 9]]
-    assert a.take([Sample(0), Sample(1), Sample(0)]) == (Continuation([1], [1]), None)
+    assert a.take([0, 1, 0]) == (Continuation([1], [1]), None)
     a.request._outputs = [[6, 8, 1]]
-    assert a.take([Sample(0)]) == (0, "stop")
+    assert a.take([0]) == (0, "stop")
     assert lines(a.output(finished=True)) == [[5, 8, 0], [0], [6, 8, 1, 0], [7, 9, 0]]
     a = group(SamplingParams(n=2), eos=(0,))
-    assert a.take([Sample(0), Sample(0)]) == (Continuation([0, 0]), "stop")
+    assert a.take([0, 0]) == (Continuation([0, 0]), "stop")
     a = group(SamplingParams(stop_token_ids=(7,)), eos=(0,))  # of one sequence
-    assert (a.take([Sample(4)]), a.take([Sample(7)])) == ((4, None), (7, "stop"))
+    assert (a.take([4]), a.take([7])) == ((4, None), (7, "stop"))
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_sequences_that_end_leave_the_group() -> None:
 def test_why_a_sequence_ended(params: SamplingParams, reason: str, stop: Any, text: str) -> None:
     a = group(params, eos=(0,))
     token = 4 if stop in (4, "e") else 0
-    assert a.take([Sample(token)]) == (token, "stop")
+    assert a.take([token]) == (token, "stop")
     (output,) = a.output(finished=True).outputs
     assert (output.finish_reason, output.stop_reason, output.text) == (reason, stop, text)
     assert output.token_ids == [token]
@@ -132,10 +132,10 @@ def test_why_a_sequence_ended(params: SamplingParams, reason: str, stop: Any, te
 def test_stop_strings_wait_for_min_tokens() -> None:
     params = SamplingParams(stop=("e",), min_tokens=2)
     a = group(params)
-    assert a.take([Sample(4)]) == (4, None)
+    assert a.take([4]) == (4, None)
     a.request._outputs = [[4]]
     a.request._generated = 1
-    assert a.take([Sample(4)]) == (4, "stop")
+    assert a.take([4]) == (4, "stop")
     assert a.output(finished=True).outputs[0].text == "e"
 
 

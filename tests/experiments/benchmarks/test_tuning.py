@@ -17,7 +17,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from pagedsim.core import SamplingParams  # noqa: E402
-from pagedsim.engine.sampler import Row, Sampler, stream_key  # noqa: E402
+from pagedsim.engine.sampler import Row, Rows, Sampler, stream_key  # noqa: E402
 from pagedsim.experiments.benchmarks import tune  # noqa: E402
 from pagedsim.experiments.benchmarks.shapes import BASE, Case  # noqa: E402
 from pagedsim.experiments.benchmarks.tune import Gpu, screened, tuned_attention  # noqa: E402
@@ -131,7 +131,7 @@ def test_launches_of_a_sample(temperature: float, launches: int) -> None:
 
     sampler = Sampler()
     params = SamplingParams(temperature=temperature)
-    rows = [Row(params, stream_key(at), 9, [1, 2], [3]) for at in range(16)]
+    rows = Rows.of(Row(params, stream_key(at), 9, [1, 2], [3]) for at in range(16))
     with FakeGPU() as gpu:
         logits = torch.empty(16, 50257, device=FAKE)
         sampler.draw(logits, rows)  # sends the settings of new rows
