@@ -78,8 +78,7 @@ class CompletionOutput:
     """Of a beam: its log-probability under the length penalty, by which beams are ranked."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestMetrics:
+class RequestMetrics(NamedTuple):
     """Times of a request's events on the engine's clock, and counts of its preemptions."""
 
     arrival: float | None
@@ -94,15 +93,15 @@ class RequestMetrics:
     @classmethod
     def of(cls, request: Request) -> RequestMetrics:
         """As the scheduler knows it."""
-        return cls(
-            arrival=request.arrival,
-            first_scheduled=request.scheduled_at,
-            first_token=request.first_token_at,
-            finished=request.finished_at,
-            preemptions=request.preemptions,
-            recomputed_tokens=request.recomputed_tokens,
-            swapped_blocks=request.swapped_blocks,
-            cached_tokens=request.cached_tokens,
+        return cls(  # for every delta, so without the properties
+            request._arrival,
+            request._scheduled_at,
+            request._first_token_at,
+            request._finished_at,
+            request._preemptions,
+            request.recomputed_tokens,
+            request._swapped_blocks,
+            request._cached_tokens,
         )
 
 

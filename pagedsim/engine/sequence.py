@@ -167,25 +167,27 @@ class Sequences:
     def output(self, finished: bool) -> RequestOutput:
         """All sequences, or with `deltas` what no output has returned yet; until the request is
         `finished`, without text that may be the beginning of a stop string."""
+        request, pairs = self.request, self._with_tokens()
         if self.deltas:
-            new = [
-                self._completion(index, sequence, tokens, delta=True)
-                for index, (sequence, tokens) in enumerate(self._with_tokens())
-                if sequence.reported < len(tokens)
-                or (sequence.finish_reason and not sequence.end_reported)
-            ]
-            request, metrics = self.request, RequestMetrics.of(self.request)
+            new = []
+            for index, (sequence, tokens) in enumerate(pairs):
+                ends = sequence.finish_reason and not sequence.end_reported
+                if sequence.reported < len(tokens) or ends:
+                    new.append(self._completion(index, sequence, tokens, delta=True))
             prompt = request.prompt or ()  # not copied: a delta's cost does not grow
+            metrics = RequestMetrics.of(request)
             return RequestOutput(request.id, self._prompt, prompt, new, finished, metrics)
-        pairs = self._with_tokens()
         if self.ranked:
             pairs = sorted(pairs, key=lambda pair: -pair[0].logprob)[: self._params.n]
         outputs = [self._completion(index, *pair) for index, pair in enumerate(pairs)]
-        return RequestOutput.of(self.request, self._prompt, outputs, finished)
+        return RequestOutput.of(request, self._prompt, outputs, finished)
 
-    def _with_tokens(self) -> list[tuple[SampledSequence, Sequence[int]]]:
+    def _with_tokens(self) -> Sequence[tuple[SampledSequence, list[int]]]:
         """Every sequence and its tokens, in the lists that hold them."""
-        outputs: Sequence[Sequence[int]] = self.request._outputs or [()] * len(self._live)
+        outputs = self.request._outputs or [[]] * len(self._live)
+        if len(self._sequences) == 1:
+            (sequence,) = self._sequences
+            return ((sequence, sequence.tokens if sequence.finish_reason else outputs[0]),)
         running = dict(zip(self._live, outputs, strict=False))
         return [
             (sequence, sequence.tokens if sequence.finish_reason else running[sequence])
@@ -193,21 +195,27 @@ class Sequences:
         ]
 
     def _completion(
-        self, index: int, sequence: SampledSequence, tokens: Sequence[int], delta: bool = False
+        self, index: int, sequence: SampledSequence, tokens: list[int], delta: bool = False
     ) -> CompletionOutput:
-        text, start = self._text(sequence, tokens), 0
-        shown = "" if text is None else text.news() if delta else text.shown
+        reason, text, start = sequence.finish_reason, sequence.text, 0
+        shown = ""
+        if text is not None:
+            if reason is None:
+                text.catch_up(tokens)
+            else:
+                self._finish(text, sequence, tokens)
+            shown = text.news() if delta else text.shown
         if delta:
             start, sequence.reported = sequence.reported, len(tokens)
-            sequence.end_reported = sequence.finish_reason is not None
+            sequence.end_reported = reason is not None
         return CompletionOutput(
-            index=index,
-            text=shown,
-            token_ids=list(tokens[start:]),
-            cumulative_logprob=sequence.logprob if self.scored else None,
-            logprobs=None if self._params.logprobs is None else sequence.logprobs(start),
-            finish_reason=sequence.finish_reason,
-            stop_reason=sequence.stop_reason,
+            index,
+            shown,
+            tokens[start:],
+            sequence.logprob if self.scored else None,
+            None if self._params.logprobs is None else sequence.logprobs(start),
+            reason,
+            sequence.stop_reason,
         )
 
     def _ended(self, place: int, token: int) -> bool:
@@ -230,18 +238,13 @@ class Sequences:
     def _stop_reason(self, token: int | None) -> int | str | None:
         return None if token in self._eos and not self._params.ignore_eos else token
 
-    def _text(self, sequence: SampledSequence, tokens: Sequence[int]) -> Text | None:
-        text = sequence.text
-        if text is None:
-            return None
+    def _finish(self, text: Text, sequence: SampledSequence, tokens: Sequence[int]) -> None:
         at_end = sequence.finish_reason == "stop" and tokens and tokens[-1] in self.ends
         include = self._params.include_stop_str_in_output and sequence.stop_reason is not None
         if at_end and not include:
             tokens = tokens[:-1]
         text.catch_up(tokens)
-        if sequence.finish_reason:
-            text.finish()
-        return text
+        text.finish()
 
 
 Group = Sequences | Beams

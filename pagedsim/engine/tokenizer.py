@@ -27,6 +27,17 @@ VOCABULARIES = (
 NO_TEMPLATE = "chat: the model's tokenizer has no chat template"
 
 
+class Alone(dict[int, str]):
+    """The text of each token by itself, decoded when it is first asked for."""
+
+    def __init__(self, decode: Callable[[list[int]], str]) -> None:
+        self._decode = decode
+
+    def __missing__(self, token: int) -> str:
+        text = self[token] = self._decode([token])
+        return text
+
+
 class ByteTokenizer:
     """The tiny model's tokenizer: a token is a byte of UTF-8; other tokens have no text.
 
@@ -38,6 +49,10 @@ class ByteTokenizer:
     """
 
     eos_token_id: int = TINY_EOS
+    only_bytes = True
+
+    def __init__(self) -> None:
+        self.alone = Alone(self.decode)
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode(errors="replace"))
@@ -61,13 +76,29 @@ class HuggingFaceTokenizer:
     """A tokenizer of transformers."""
 
     def __init__(self, backend: Any) -> None:
+        from tokenizers.decoders import ByteLevel
+        from transformers import PreTrainedTokenizerFast as Fast
+
         self.backend = backend
+        self._fast: Any = None
+        """What decodes, if the class of `backend` adds nothing to it but time."""
+        kind: Any = type(backend)
+        if isinstance(backend, Fast) and (kind.decode, kind._decode) == (Fast.decode, Fast._decode):
+            self._fast = backend.backend_tokenizer
+        self.only_bytes = isinstance(getattr(self._fast, "decoder", None), ByteLevel)
+        """Whether tokens stand for bytes, so that a token's text, if it is of whole characters,
+        does not depend on its neighbours."""
+        self.alone = Alone(self.decode)
 
     def encode(self, text: str) -> list[int]:
         return list(self.backend.encode(text))
 
     def decode(self, ids: Sequence[int]) -> str:
-        text: str = self.backend.decode(
+        text: str
+        if self._fast is not None:
+            text = self._fast.decode(ids, skip_special_tokens=True)
+            return text
+        text = self.backend.decode(
             list(ids),
             skip_special_tokens=True,
             # Would take back spaces that an incremental text has long shown.
@@ -211,8 +242,11 @@ class Detokenizer:
     """Tokens after which pending bytes cannot become a character any more."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
-        self.text = ""
         self._tokenizer = tokenizer
+        self._alone: Alone | None = getattr(tokenizer, "alone", None)
+        self._only_bytes = getattr(tokenizer, "only_bytes", False)
+        self._apart = False
+        """Whether the next token's bytes begin a character."""
         self._pending: list[int] = []
         self._shown = 0
         """Characters of the pending tokens' text that were returned."""
@@ -224,6 +258,12 @@ class Detokenizer:
 
     def push(self, token: int) -> str:
         """Take the next token; returns the text that has become certain."""
+        if self._apart and self._alone is not None:
+            text = self._alone[token]
+            if text and text[-1] != UNKNOWN:
+                self._context, self._context_length = [token], len(text)
+                return text
+            self._apart = False
         self._pending.append(token)
         text = self._pending_text()
         whole = text.rstrip(UNKNOWN)
@@ -248,13 +288,15 @@ class Detokenizer:
     def _show(self, text: str) -> str:
         new = text[self._shown :]
         self._shown += len(new)
-        self.text += new
         return new
 
     def _stand_on(self, tokens: list[int]) -> None:
         """Decode following tokens behind these, whose text was returned."""
         self._context, self._pending, self._shown = tokens, [], 0
-        self._context_length = len(self._decode(tokens))
+        alone = self._alone is not None and len(tokens) == 1
+        text = self._alone[tokens[0]] if alone else self._decode(tokens)
+        self._context_length = len(text)
+        self._apart = self._only_bytes and not text.endswith(UNKNOWN)
 
     def _decode(self, tokens: list[int]) -> str:
         return self._tokenizer.decode(tokens) if tokens else ""
@@ -272,6 +314,8 @@ class Text:
     ) -> None:
         self._streamer = streamer()
         self._stops = stops
+        self._lasts = frozenset(stop[-1] for stop in stops)
+        """Characters that may complete a stop string."""
         self._include = include_stop
         self._ended = False
         self.text = ""
@@ -282,15 +326,19 @@ class Text:
 
     def push(self, token: int, *, watch: bool = True) -> str | None:
         """Add a token; returns the stop string that it completes, if any, and with `watch`."""
-        known = len(self.text)
-        self.text += self._streamer.push(token)
         self.tokens += 1
-        return self._cut(known) if watch and self._stops and not self._ended else None
+        new = self._streamer.push(token)
+        known = len(self.text)
+        self.text += new
+        if not watch or self._lasts.isdisjoint(new) or self._ended:
+            return None
+        return self._cut(known)
 
     def catch_up(self, tokens: Sequence[int]) -> None:
         """Add those of `tokens` that were not pushed yet; stop strings are not looked for."""
         for token in tokens[self.tokens :]:
-            self.push(token, watch=False)
+            self.text += self._streamer.push(token)
+            self.tokens += 1
 
     def finish(self) -> None:
         """End the text: no token follows."""
@@ -301,14 +349,18 @@ class Text:
     @property
     def shown(self) -> str:
         """The text without an end that may be the beginning of a stop string."""
-        held = 0 if self._ended else held_back(self.text, self._stops)
-        return self.text[: len(self.text) - held]
+        return self.text[: self._certain()]
 
     def news(self) -> str:
         """The part of `shown` that no call has returned yet; it is final."""
-        shown = self.shown
-        known, self._given = self._given, len(shown)
-        return shown[known:]
+        known = self._given
+        self._given = certain = self._certain() if self._stops else len(self.text)
+        return self.text[known:certain]
+
+    def _certain(self) -> int:
+        """Characters of `shown`."""
+        held = 0 if self._ended else held_back(self.text, self._stops)
+        return len(self.text) - held
 
     def _cut(self, known: int) -> str | None:
         """Look for a stop string that ends after the first `known` characters, and cut there."""

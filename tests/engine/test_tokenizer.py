@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -68,9 +69,7 @@ def pieces(tokenizer: Tokenizer, ids: Sequence[int], prompt: Sequence[int] = ())
     """What each token adds, and last what is left at the end."""
     detokenizer = Detokenizer(tokenizer, prompt)
     out = [detokenizer.push(token) for token in ids]
-    out.append(detokenizer.finish())
-    assert detokenizer.text == "".join(out)
-    return out
+    return [*out, detokenizer.finish()]
 
 
 @given(st.text())
@@ -144,6 +143,42 @@ def test_byte_level_text_grows_to_itself(text: str) -> None:
     assert "".join(out) == text
     if "\ufffd" not in text:
         assert not any("\ufffd" in piece for piece in out)
+
+
+class Slowly:
+    """Decodes as transformers does, without short cuts for single tokens."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.encode = tokenizer.encode
+        self._decode = getattr(tokenizer, "backend", tokenizer).decode
+        self._settings = (
+            {}
+            if tokenizer is BYTES
+            else {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+        )
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self._decode(list(ids), **self._settings))
+
+
+@pytest.mark.parametrize("tokenizer", [BYTES, SPELLING, BYTE_LEVEL], ids=["bytes", "words", "BPE"])
+@given(st.data())
+def test_texts_of_single_tokens_change_no_piece(tokenizer: Any, data: st.DataObject) -> None:
+    """Also beside halves of characters, bytes that are none, and tokens without a text."""
+    known = st.integers(0, 511 if tokenizer is BYTES else len(tokenizer.backend) - 1)
+    letters = st.sampled_from(tokenizer.encode("aé日 ,"))
+    ids = data.draw(st.lists(known | letters, max_size=90))
+    prompt = data.draw(st.lists(known | letters, max_size=8))
+    assert pieces(tokenizer, ids, prompt) == pieces(Slowly(tokenizer), ids, prompt)
+
+
+def test_a_tokenizer_whose_class_decodes_in_its_own_way_is_not_passed_over() -> None:
+    class Loud(PreTrainedTokenizerFast):
+        def _decode(self, *ids: Any, **settings: Any) -> str:
+            return str(super()._decode(*ids, **settings)).upper()
+
+    loud = HuggingFaceTokenizer(Loud(tokenizer_object=byte_level().backend_tokenizer))
+    assert "".join(pieces(loud, BYTE_LEVEL.encode("aé"))) == "AÉ"
 
 
 def test_where_a_tokenizer_comes_from(tmp_path: Path) -> None:
