@@ -4,16 +4,16 @@
 
 A full batch decodes, of requests of one of the `KINDS`. Each figure is the median over the steps of
 a round, of the best round, since the machine may be shared. On a CPU it is the time for which a GPU
-would wait: what a GPU would compute to draw and score tokens is told apart, as *kernels*. On a GPU
-inputs are sent, a graph is launched, and tokens come back. Tokens are first compared with the
-model's. With `--out`, or on a GPU, results go to host.json.
+would wait, without what a GPU would compute to draw and score tokens. On a GPU inputs are sent, a
+graph is launched, and tokens come back. Tokens are first compared with the model's. With `--out`,
+or on a GPU, results go to host.json.
 """
 
 from __future__ import annotations
 
 import random
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache, partial
 from itertools import product
@@ -27,7 +27,7 @@ from transformers import PreTrainedTokenizerFast
 
 from pagedsim.core import SamplingParams
 from pagedsim.engine import sampler
-from pagedsim.engine.engine import LLMEngine
+from pagedsim.engine.engine import LLMEngine, StepTimes
 from pagedsim.engine.models import LoadedModel, load_model
 from pagedsim.engine.tokenizer import HuggingFaceTokenizer
 from pagedsim.experiments.benchmarks.device import TIMED, Line, Run
@@ -80,42 +80,29 @@ def tokenizer(vocab: int) -> HuggingFaceTokenizer:
     return HuggingFaceTokenizer(PreTrainedTokenizerFast(tokenizer_object=backend))
 
 
-class Kernels:
-    """Sums the time of what draws and scores tokens, which on a CPU the host itself computes."""
+@contextmanager
+def without_kernels() -> Iterator[None]:
+    """Within, tokens are neither drawn nor scored, which on a CPU the host itself would do."""
 
-    def __init__(self) -> None:
-        self.seconds = 0.0
+    def pick(logits: torch.Tensor, *rest: Any) -> torch.Tensor:
+        return logits.argmax(1)
 
-    def timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """The call, timed."""
+    def scored(logits: torch.Tensor, picked: torch.Tensor, batch: Any) -> list[torch.Tensor]:
+        scores = torch.zeros(len(picked), 1 + max(batch.logprobs, default=0))
+        return [scores.long(), scores, picked] if batch.scored.rows else []
 
-        def timed(*arguments: Any) -> Any:
-            begun = time.perf_counter()
-            result = call(*arguments)
-            self.seconds += time.perf_counter() - begun
-            return result
-
-        return timed
+    with patch.object(sampler.kernels, "pick", pick), patch.object(sampler, "_scored", scored):
+        yield
 
 
-def round_of(engine: LLMEngine, steps: int) -> Line:
-    """The median seconds of each part of `steps` steps, and on a CPU of their kernels."""
-    kernels, cpu = Kernels(), engine.model.device.type == "cpu"
-    computing = "sample" if engine.server.async_scheduling else "launch"
-    times: dict[str, list[float]] = {part: [] for part in (*PARTS.values(), "kernels")}
-    with (
-        patch.object(sampler.kernels, "pick", kernels.timed(sampler.kernels.pick)),
-        patch.object(sampler, "_scored", kernels.timed(sampler._scored)),
-    ):
-        for _ in range(steps):
-            kernels.seconds = 0.0
-            engine.step()
-            assert engine.times is not None
-            parts = {**engine.times._asdict(), "kernels": kernels.seconds * cpu}
-            parts[computing] -= parts["kernels"]
-            for part, seconds in times.items():
-                seconds.append(parts[part])
-    return {part: median(seconds) for part, seconds in times.items()}
+def round_of(engine: LLMEngine, steps: int) -> StepTimes:
+    """The median of each part of `steps` steps."""
+    times = []
+    for _ in range(steps):
+        engine.step()
+        assert engine.times is not None
+        times.append(engine.times)
+    return StepTimes(*(median(part) for part in zip(*times, strict=True)))
 
 
 def full_batch(
@@ -158,8 +145,7 @@ def host(words: Sequence[str]) -> None:
     batches = (Batch(requests, ahead, kind) for kind, requests, ahead in cases)
     run.sweep(batches, lambda batch: measure(model, batch, asked.steps, asked.rounds))
     cells: dict[str, Callable[[Line], str]] = {"requests": lambda line: line["case"]}
-    parts = {**PARTS, "µs in all": TIMED, **({"kernels": "kernels"} if run.tiny else {})}
-    for head, part in parts.items():
+    for head, part in {**PARTS, "µs in all": TIMED}.items():
         cells[head] = partial(lambda line, part: f"{line[part] * 1e6:.1f}", part=part)
     run.close(cells, "a step of decodes, prefill_first, paged, blocks of 16")
 
@@ -177,12 +163,11 @@ def measure(model: LoadedModel, batch: Batch, steps: int, rounds: int) -> Line:
     engine = full_batch(model, prompts, params, stream, async_scheduling=ahead)
     if not params.temperature and not right(engine):
         return {"right": False}
-
-    def in_all(times: Line) -> float:
-        return sum(times[part] for part in PARTS.values())
-
-    best = min((round_of(engine, steps) for _ in range(rounds)), key=in_all)
-    return {"right": True, **best, TIMED: in_all(best)}
+    cpu = model.device.type == "cpu"
+    with without_kernels() if cpu else nullcontext():
+        best = min((round_of(engine, steps) for _ in range(rounds)), key=sum)
+    parts = {part: getattr(best, part) for part in PARTS.values()}
+    return {"right": True, **parts, TIMED: sum(parts.values())}
 
 
 def right(engine: LLMEngine) -> bool:

@@ -30,7 +30,7 @@ from pagedsim.engine.host_copies import CopyError
 from pagedsim.engine.models import LoadedModel
 from pagedsim.engine.output import Observer, RequestOutput, TransferObserver
 from pagedsim.engine.parallel.ranks import RankError
-from pagedsim.engine.runtime import THREADS, Fetch, sent, uninterrupted
+from pagedsim.engine.runtime import THREADS, sent, uninterrupted
 from pagedsim.engine.sampler import Draw, Row, Rows, Sampler
 from pagedsim.engine.sequence import Group, make_group
 from pagedsim.engine.step_inputs import Samplers, samplers_of
@@ -86,12 +86,12 @@ class SamplingBatch:
         logits. Called before the scheduler dispatches the step."""
         if self.plain:
             return None
-        if not self._steady:
-            return self._gathered()
-        if self._rows is None:
-            [rows] = zip(*(group.rows() for group in self.groups), strict=True)
-            self._rows = Rows.of(rows)._replace(prompts=(), outputs=(), forbidden=())
-        return self._rows._replace(positions=[request.num_tokens for request, _ in self.samplers])
+        if self._rows is None or not self._steady:
+            self._rows = self._gathered()
+        else:
+            positions = [request.num_tokens for request, _ in self.samplers]
+            self._rows = self._rows._replace(positions=positions)
+        return self._rows
 
     def _gathered(self) -> Rows | None:
         rows: list[Row] = []
@@ -120,22 +120,20 @@ class SamplingJob:
         self.picked: Tensor | None = None
         """Sampled tokens on the device; row i is request i if each has one sequence."""
         self._batch, self._rows = batch, batch.rows()
-        self._coming: Fetch | None = None
         self._draw: Draw | None = None
         self._logits: Tensor | None = None
 
     def draw(self, logits: Tensor, sampler: Sampler) -> None:
         """Launch sampling; beam search processes its logits in `results`."""
         if self._batch.plain:
-            self.picked = logits.argmax(1)
-            self._coming = Fetch([self.picked])
-            return
+            self._draw = Draw(logits.argmax(1))
         if self._batch.beams:
             self._logits = logits
         if self._rows is not None:
             if (places := self._batch.places) is not None:
                 logits = logits[sent(torch.tensor(places), logits.device)]
             self._draw = sampler.draw(logits, self._rows)
+        if self._draw is not None:
             self.picked = self._draw.picked
 
     def results(self) -> StepResults:
@@ -143,12 +141,7 @@ class SamplingJob:
         tokens: dict[RequestId, int | Continuation] = {}
         ended: dict[RequestId, str] = {}
         batch = self._batch
-        picked: list[int] = []
-        scores = None
-        if self._coming is not None:
-            (picked,) = self._coming.lists()
-        elif self._draw is not None:
-            picked, scores = self._draw.results()
+        picked, scores = ([], None) if self._draw is None else self._draw.results()
         if batch.simple:
             for (request, _), group, token in zip(
                 batch.samplers, batch.groups, picked, strict=True

@@ -185,11 +185,9 @@ class Rows(NamedTuple):
     params: list[SamplingParams]
     keys: Keys
     positions: Sequence[int]
-    prompts: Sequence[Tokens] = ()
-    outputs: Sequence[Tokens] = ()
-    """Those of all rows, if any is penalised."""
-    forbidden: Sequence[Tokens] = ()
-    """Empty, or those of all rows."""
+    prompts: Sequence[Tokens]
+    outputs: Sequence[Tokens]
+    forbidden: Sequence[Tokens]
 
     @classmethod
     def of(cls, rows: Iterable[Row]) -> Rows:
@@ -198,23 +196,12 @@ class Rows(NamedTuple):
         return cls(list(params), np.array(keys, np.uint64), *rest)
 
 
-class Sample(NamedTuple):
-    """A token and, for rows that request it, its log-probability.
+class Scores(NamedTuple):
+    """Of each row that requests it: the sampled token and, best first, the most probable ones, as
+    many as any row requests; their log-probabilities; and the sampled one's rank, 1 if it is best.
 
     Log-probabilities are the model's own, before penalties, temperature and truncation.
     """
-
-    token: int
-    logprob: float | None = None
-    rank: int = 0
-    """1 for the most probable token."""
-    top: tuple[tuple[int, float], ...] = ()
-    """The `params.logprobs` most probable tokens, best first."""
-
-
-class Scores(NamedTuple):
-    """Of each row that requests it: the sampled token and, best first, the most probable ones,
-    their log-probabilities, and the sampled one's rank."""
 
     tokens: list[list[int]]
     logprobs: list[list[float]]
@@ -236,9 +223,9 @@ class Sampler:
         self._settings: BatchSettings | None = None
         self._counts = TokenCounts()
 
-    def sample(self, logits: Tensor, rows: Sequence[Row]) -> list[Sample]:
-        """One sample for each row of `logits` [rows, vocab] in float32, which stay as they are."""
-        return self.draw(logits, Rows.of(rows)).samples()
+    def sample(self, logits: Tensor, rows: Sequence[Row]) -> tuple[list[int], Scores | None]:
+        """A token for each row of `logits` [rows, vocab] in float32, which stay as they are."""
+        return self.draw(logits, Rows.of(rows)).results()
 
     def draw(self, logits: Tensor, rows: Rows) -> Draw:
         """Sample without waiting for the result."""
@@ -251,14 +238,11 @@ class Sampler:
             picked = kernels.pick(scores, settings.tensors, words)
         else:
             picked = scores.argmax(1)
-        return Draw(picked, _scored(logits, picked, settings), settings)
+        return Draw(picked, _scored(logits, picked, settings))
 
     def _adjusted(self, logits: Tensor, rows: Rows, settings: BatchSettings) -> Tensor:
         if (at := settings.penalised).rows:
-            prompts, outputs = (
-                [rows.prompts[i] for i in at.rows],
-                [rows.outputs[i] for i in at.rows],
-            )
+            prompts, outputs = ([x[i] for i in at.rows] for x in (rows.prompts, rows.outputs))
             values = penalise(at.of(logits), settings.penalties, prompts, outputs, self._counts)
             logits = at.put(logits, values)
         if any(rows.forbidden):
@@ -285,32 +269,16 @@ def sample_alike(logits: Tensor, sampler: Sampler, params: SamplingParams = EVER
 class Draw:
     """Sampled tokens, on the device and being copied to the host."""
 
-    def __init__(self, picked: Tensor, scored: Sequence[Tensor], settings: BatchSettings) -> None:
+    def __init__(self, picked: Tensor, scored: Sequence[Tensor] = ()) -> None:
         """`scored`: the columns of `Scores`, or nothing."""
         self.picked = picked
         """The tokens, on the device."""
-        self._settings = settings
         self._coming = Fetch([picked, *scored])
 
     def results(self) -> tuple[list[int], Scores | None]:
-        """The token of each row, and scores if any requests them; waits for the copy to the host.
-
-        The most probable tokens are as many as any row requests."""
+        """The token of each row, and scores if any wants them; waits for the copy to the host."""
         tokens, *scored = self._coming.lists()
         return tokens, Scores(*scored) if scored else None
-
-    def samples(self) -> list[Sample]:
-        """The same as a sample for each row."""
-        tokens, scores = self.results()
-        samples = [Sample(token) for token in tokens]
-        if scores is not None:
-            settings = self._settings
-            for row, count, ids, (logprob, *values), rank in zip(
-                settings.scored.rows, settings.logprobs, *scores, strict=True
-            ):
-                top = tuple(zip(ids[1:][:count], values[:count], strict=True))
-                samples[row] = Sample(tokens[row], logprob, rank, top)
-        return samples
 
 
 @dataclass(frozen=True, slots=True)

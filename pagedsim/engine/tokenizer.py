@@ -7,8 +7,10 @@ of those complete at the same character the longest.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from pagedsim.core import SamplingParams
@@ -27,17 +29,6 @@ VOCABULARIES = (
 NO_TEMPLATE = "chat: the model's tokenizer has no chat template"
 
 
-class Alone(dict[int, str]):
-    """The text of each token by itself, decoded when it is first asked for."""
-
-    def __init__(self, decode: Callable[[list[int]], str]) -> None:
-        self._decode = decode
-
-    def __missing__(self, token: int) -> str:
-        text = self[token] = self._decode([token])
-        return text
-
-
 class ByteTokenizer:
     """The tiny model's tokenizer: a token is a byte of UTF-8; other tokens have no text.
 
@@ -49,10 +40,9 @@ class ByteTokenizer:
     """
 
     eos_token_id: int = TINY_EOS
-    only_bytes = True
 
     def __init__(self) -> None:
-        self.alone = Alone(self.decode)
+        self.apart = cache(lambda token: self.decode([token]))
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode(errors="replace"))
@@ -76,7 +66,6 @@ class HuggingFaceTokenizer:
     """A tokenizer of transformers."""
 
     def __init__(self, backend: Any) -> None:
-        from tokenizers.decoders import ByteLevel
         from transformers import PreTrainedTokenizerFast as Fast
 
         self.backend = backend
@@ -85,10 +74,16 @@ class HuggingFaceTokenizer:
         kind: Any = type(backend)
         if isinstance(backend, Fast) and (kind.decode, kind._decode) == (Fast.decode, Fast._decode):
             self._fast = backend.backend_tokenizer
-        self.only_bytes = isinstance(getattr(self._fast, "decoder", None), ByteLevel)
-        """Whether tokens stand for bytes, so that a token's text, if it is of whole characters,
-        does not depend on its neighbours."""
-        self.alone = Alone(self.decode)
+        self.apart: Callable[[int], str] | None = None
+        """A token's text behind any text, if it is of whole characters; None where it may depend on
+        more of the text."""
+        decoder = None if self._fast is None else self._fast.decoder
+        kind = {} if decoder is None else json.loads(decoder.__getstate__())
+        letter: list[int] = []
+        if all(part in APART for part in kind.get("decoders", [kind])):
+            letter = backend.encode("a", add_special_tokens=False)
+        if (length := len(self.decode(letter))) or kind.get("type") == "ByteLevel":
+            self.apart = cache(lambda token: self.decode([*letter, token])[length:])
 
     def encode(self, text: str) -> list[int]:
         return list(self.backend.encode(text))
@@ -120,6 +115,16 @@ class HuggingFaceTokenizer:
             **settings,
         )
         return list(encoded["input_ids"])
+
+
+APART: Sequence[Mapping[str, Any]] = (
+    {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+    {"type": "ByteFallback"},
+    {"type": "Fuse"},
+    {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+)
+"""Decoders of SentencePiece's tokens. As with bytes, a token's text depends on what comes before
+only if that is half a character or nothing."""
 
 
 def wrapped(tokenizer: Any) -> Tokenizer:
@@ -243,10 +248,9 @@ class Detokenizer:
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
-        self._alone: Alone | None = getattr(tokenizer, "alone", None)
-        self._only_bytes = getattr(tokenizer, "only_bytes", False)
-        self._apart = False
-        """Whether the next token's bytes begin a character."""
+        self._apart: Callable[[int], str] | None = getattr(tokenizer, "apart", None)
+        self._whole = False
+        """Whether the context has a text that does not end within a character."""
         self._pending: list[int] = []
         self._shown = 0
         """Characters of the pending tokens' text that were returned."""
@@ -258,12 +262,13 @@ class Detokenizer:
 
     def push(self, token: int) -> str:
         """Take the next token; returns the text that has become certain."""
-        if self._apart and self._alone is not None:
-            text = self._alone[token]
+        if self._whole and self._apart is not None:
+            text = self._apart(token)
             if text and text[-1] != UNKNOWN:
-                self._context, self._context_length = [token], len(text)
+                self._context = [token]
                 return text
-            self._apart = False
+            self._stand_on(self._context)
+            self._whole = False
         self._pending.append(token)
         text = self._pending_text()
         whole = text.rstrip(UNKNOWN)
@@ -293,10 +298,9 @@ class Detokenizer:
     def _stand_on(self, tokens: list[int]) -> None:
         """Decode following tokens behind these, whose text was returned."""
         self._context, self._pending, self._shown = tokens, [], 0
-        alone = self._alone is not None and len(tokens) == 1
-        text = self._alone[tokens[0]] if alone else self._decode(tokens)
+        text = self._decode(tokens)
         self._context_length = len(text)
-        self._apart = self._only_bytes and not text.endswith(UNKNOWN)
+        self._whole = text != "" and text[-1] != UNKNOWN
 
     def _decode(self, tokens: list[int]) -> str:
         return self._tokenizer.decode(tokens) if tokens else ""

@@ -21,7 +21,6 @@ from pagedsim.core import SamplingParams
 from pagedsim.engine.sampler import (
     Row,
     Rows,
-    Sample,
     Sampler,
     TokenCounts,
     gumbel,
@@ -63,8 +62,7 @@ def test_greedy_is_the_argmax_and_leaves_the_logits_alone() -> None:
     logits = some_logits(4)
     before = logits.clone()
     for params in (GREEDY, SamplingParams(temperature=1e-30)):  # too small to divide by
-        samples = Sampler().sample(logits, [row(params)] * 4)
-        assert samples == [Sample(token) for token in before.argmax(1).tolist()]
+        assert Sampler().sample(logits, [row(params)] * 4) == (before.argmax(1).tolist(), None)
     assert torch.equal(logits, before)
 
 
@@ -152,8 +150,8 @@ def test_frequencies_are_the_probabilities(params: SamplingParams) -> None:
     draws, vocab = 20_000, 16
     logits = some_logits(1, vocab, seed=3) / 2
     rows = [row(params, number) for number in range(draws)]
-    samples = Sampler().sample(logits.expand(draws, -1), rows)
-    counts = np.bincount([sample.token for sample in samples], minlength=vocab)
+    tokens, _ = Sampler().sample(logits.expand(draws, -1), rows)
+    counts = np.bincount(tokens, minlength=vocab)
     want = reference(logits[0].tolist(), params) * draws
     assert not counts[want == 0].any()
     live = want > 0
@@ -202,10 +200,30 @@ def test_a_row_does_not_depend_on_the_batch(rows: list[Row], vocab: int) -> None
     """To the last bit, in one batch of settings after another."""
     logits = some_logits(len(rows), vocab, seed=len(rows))
     sampler = Sampler()
-    together = sampler.sample(logits, rows)
-    alone = [sampler.sample(logits[i : i + 1], [one])[0] for i, one in enumerate(rows)]
+    together = told(sampler, logits, rows)
+    alone = [told(sampler, logits[i : i + 1], [one])[0] for i, one in enumerate(rows)]
     assert together == alone
-    assert sampler.sample(logits.flip(0), rows[::-1]) == together[::-1]
+    assert told(sampler, logits.flip(0), rows[::-1]) == together[::-1]
+
+
+def told(sampler: Sampler, logits: Tensor, rows: list[Row]) -> list[tuple[Any, ...]]:
+    """The token of each row, with the scores that it requests."""
+    tokens, scores = sampler.sample(logits, rows)
+    columns = iter(() if scores is None else zip(*scores, strict=True))
+    wanted = [row.params.logprobs for row in rows]
+    return [
+        (
+            token,
+            *(
+                ()
+                if n is None
+                else [
+                    column if type(column) is int else column[: n + 1] for column in next(columns)
+                ]
+            ),
+        )
+        for token, n in zip(tokens, wanted, strict=True)
+    ]
 
 
 # Noise
