@@ -32,6 +32,7 @@ from pagedsim.engine.models import LoadedModel, load_model
 from pagedsim.engine.tokenizer import HuggingFaceTokenizer
 from pagedsim.experiments.benchmarks.device import TIMED, Line, Run
 from pagedsim.experiments.benchmarks.harness import main_of
+from pagedsim.kernels import ops
 
 LONGEST = 1024
 """Tokens of a request, prompt and output."""
@@ -91,7 +92,7 @@ def without_kernels() -> Iterator[None]:
         scores = torch.zeros(len(picked), 1 + max(batch.logprobs, default=0))
         return [scores.long(), scores, picked] if batch.scored.rows else []
 
-    with patch.object(sampler.kernels, "pick", pick), patch.object(sampler, "_scored", scored):
+    with patch.object(ops, "pick", pick), patch.object(sampler, "_scored", scored):
         yield
 
 

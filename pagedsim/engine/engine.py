@@ -152,6 +152,7 @@ class SamplingJob:
                     if token in group.ends:
                         ended[name] = "stop"
             return tokens, ended
+        answer: int | Continuation
         start = at = scored = 0
         for (request, count), group, rows in zip(
             batch.samplers, batch.groups, batch.counts, strict=True
@@ -555,12 +556,9 @@ class LLMEngine:
         self._in_flight.remove(plan)
         finished = self.scheduler.complete(plan, self.end, *results)
         outputs += [self._leave(request, request.finish_reason or "") for request in finished]
-        if self._streamed:
-            outputs += [
-                self._groups[name].output(finished=False)
-                for name in results[0]
-                if name in self._streamed
-            ]
+        if streamed := self._streamed:
+            groups = self._groups
+            outputs += [groups[name].output(False) for name in results[0] if name in streamed]
 
     def collect(self, seconds: float = 0.0, now: float | None = None) -> bool:
         """While `stuck`, wait for so long at most until copies have ended; returns whether any has.

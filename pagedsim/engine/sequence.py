@@ -171,9 +171,9 @@ class Sequences:
         if self.deltas:
             new = []
             for index, (sequence, tokens) in enumerate(pairs):
-                ends = sequence.finish_reason and not sequence.end_reported
-                if sequence.reported < len(tokens) or ends:
-                    new.append(self._completion(index, sequence, tokens, delta=True))
+                more = sequence.reported < len(tokens)
+                if more or (sequence.finish_reason and not sequence.end_reported):
+                    new.append(self._completion(index, sequence, tokens, True))
             prompt = request.prompt or ()  # not copied: a delta's cost does not grow
             metrics = RequestMetrics.of(request)
             return RequestOutput(request.id, self._prompt, prompt, new, finished, metrics)
@@ -184,14 +184,14 @@ class Sequences:
 
     def _with_tokens(self) -> Sequence[tuple[SampledSequence, list[int]]]:
         """Every sequence and its tokens, in the lists that hold them."""
-        outputs = self.request._outputs or [[]] * len(self._live)
-        if len(self._sequences) == 1:
-            (sequence,) = self._sequences
-            return ((sequence, sequence.tokens if sequence.finish_reason else outputs[0]),)
+        outputs, sequences = self.request._outputs, self._sequences
+        if len(sequences) == 1 and outputs and sequences[0].finish_reason is None:
+            return ((sequences[0], outputs[0]),)
+        outputs = outputs or [[]] * len(self._live)
         running = dict(zip(self._live, outputs, strict=False))
         return [
             (sequence, sequence.tokens if sequence.finish_reason else running[sequence])
-            for sequence in self._sequences
+            for sequence in sequences
         ]
 
     def _completion(

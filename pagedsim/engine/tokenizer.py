@@ -77,13 +77,15 @@ class HuggingFaceTokenizer:
         self.apart: Callable[[int], str] | None = None
         """A token's text behind any text, if it is of whole characters; None where it may depend on
         more of the text."""
-        decoder = None if self._fast is None else self._fast.decoder
-        kind = {} if decoder is None else json.loads(decoder.__getstate__())
-        letter: list[int] = []
-        if all(part in APART for part in kind.get("decoders", [kind])):
+        if (decoder := getattr(self._fast, "decoder", None)) is None:
+            return
+        kind = json.loads(decoder.__getstate__())
+        if kind["type"] == "ByteLevel":
+            self.apart = cache(lambda token: self.decode([token]))
+        elif all(part in APART for part in kind.get("decoders", [kind])):
             letter = backend.encode("a", add_special_tokens=False)
-        if (length := len(self.decode(letter))) or kind.get("type") == "ByteLevel":
-            self.apart = cache(lambda token: self.decode([*letter, token])[length:])
+            if length := len(self.decode(letter)):
+                self.apart = cache(lambda token: self.decode([*letter, token])[length:])
 
     def encode(self, text: str) -> list[int]:
         return list(self.backend.encode(text))
@@ -357,9 +359,9 @@ class Text:
 
     def news(self) -> str:
         """The part of `shown` that no call has returned yet; it is final."""
-        known = self._given
-        self._given = certain = self._certain() if self._stops else len(self.text)
-        return self.text[known:certain]
+        text, known = self.text, self._given
+        self._given = certain = self._certain() if self._stops else len(text)
+        return text[known:certain]
 
     def _certain(self) -> int:
         """Characters of `shown`."""

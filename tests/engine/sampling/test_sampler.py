@@ -210,20 +210,14 @@ def told(sampler: Sampler, logits: Tensor, rows: list[Row]) -> list[tuple[Any, .
     """The token of each row, with the scores that it requests."""
     tokens, scores = sampler.sample(logits, rows)
     columns = iter(() if scores is None else zip(*scores, strict=True))
-    wanted = [row.params.logprobs for row in rows]
-    return [
-        (
-            token,
-            *(
-                ()
-                if n is None
-                else [
-                    column if type(column) is int else column[: n + 1] for column in next(columns)
-                ]
-            ),
-        )
-        for token, n in zip(tokens, wanted, strict=True)
-    ]
+    lines: list[tuple[Any, ...]] = []
+    for token, row in zip(tokens, rows, strict=True):
+        if (count := row.params.logprobs) is None:
+            lines.append((token,))
+        else:
+            best, logprobs, rank = next(columns)
+            lines.append((token, best[: count + 1], logprobs[: count + 1], rank))
+    return lines
 
 
 # Noise
