@@ -97,6 +97,7 @@ class Sequences:
         """Tokens that end a sequence."""
         self.deltas = False
         """Whether each output has only what is new since the last one."""
+        self._metrics: RequestMetrics | None = None
         alone = params.num_seqs == 1
         self.simple = alone and not (params.stop or self.scored)
         """Whether its token is its result, and only `ends` may end it."""
@@ -175,7 +176,11 @@ class Sequences:
                 if more or (sequence.finish_reason and not sequence.end_reported):
                     new.append(self._completion(index, sequence, tokens, True))
             prompt = request.prompt or ()  # not copied: a delta's cost does not grow
-            metrics = RequestMetrics.of(request)
+            metrics = self._metrics
+            # While it decodes, and has never lost its memory, they stay as they are.
+            if metrics is None or finished or request._preemptions or request._computed_before:
+                metrics = RequestMetrics.of(request)
+                self._metrics = metrics if metrics.first_token is not None else None
             return RequestOutput(request.id, self._prompt, prompt, new, finished, metrics)
         if self.ranked:
             pairs = sorted(pairs, key=lambda pair: -pair[0].logprob)[: self._params.n]
