@@ -40,7 +40,7 @@ Ask = Callable[[], Answers]
 
 OURS, PEER = "pagedsim", "transformers' generate_batch"
 ENGINES: Mapping[str, Mapping[str, Any]] = {
-    OURS: {},
+    OURS: {"async_scheduling": False},
     "pagedsim, async_scheduling": {"async_scheduling": True},
 }
 MORE: Mapping[str, Any] = {

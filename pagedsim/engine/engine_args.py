@@ -26,6 +26,11 @@ DEVICES = ("auto", "cuda", "cpu")
 GENERATION_CONFIGS = ("auto", "vllm")
 
 
+def default_server() -> ServerSpec:
+    """The server of an engine that is given none: as in vLLM, steps are planned ahead."""
+    return ServerSpec(async_scheduling=True)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
     """Settings of an engine.
@@ -62,7 +67,7 @@ class Arguments:
     machine; beside other load they wait for each other in every matmul."""
     seed: int = 0
     """For random weights, and for sampling of requests without a seed."""
-    server: ServerSpec = field(default_factory=ServerSpec)
+    server: ServerSpec = field(default_factory=default_server)
     """Each `tensor_parallel` rank is a process, on a GPU of its own or sharing the CPU."""
 
     def __post_init__(self) -> None:
@@ -94,7 +99,7 @@ class Arguments:
         for name in settings:
             if name not in SETTINGS:
                 raise unknown("engine setting", name, SETTINGS)
-        base = settings.pop("server", ServerSpec())
+        base = settings.pop("server", default_server())
         if not isinstance(base, ServerSpec):
             raise ConfigError(
                 f"server={shown(base)}: must be a ServerSpec, such as ps.preset('sglang-0.5')"

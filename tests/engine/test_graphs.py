@@ -143,7 +143,9 @@ def test_larger_batches_and_prompts_are_launched_anew(
     replayer: Replayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(graphs_module, "LARGEST", 2)
-    engine = server("llama", blocks=6 * BLOCKS, max_cudagraph_capture_size=2)
+    engine = server(
+        "llama", blocks=6 * BLOCKS, max_cudagraph_capture_size=2, async_scheduling=False
+    )
     replays: list[int] = []
     for count in (1, 2, 3, 5):
         for number in range(count):
