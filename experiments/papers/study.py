@@ -65,7 +65,7 @@ class Figures(Reproduction):
             )
         wanted = {name: figure.of_cases([*left]) for name, figure in self.drawn.items()}
         object.__setattr__(self, "figures", {n: f for n, f in wanted.items() if f.cases})
-        lines = [f"left out without {path}: {', '.join(of)}" for path, of in lacking.items()]
+        lines = [f"left out without {path}: {'; '.join(of)}" for path, of in lacking.items()]
         object.__setattr__(self, "remarks", [*self.remarks, *lines])
 
     @property

@@ -17,6 +17,7 @@ from typing import Any
 
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_flag, require_whole, shown, unknown
+from pagedsim.core.offload import VLLMOffload
 from pagedsim.engine.models.load import FORMATS, IMPLEMENTATIONS
 from pagedsim.engine.sglang_offload import HICACHE_SETTINGS, with_hicache
 from pagedsim.engine.vllm_offload import OFFLOAD_SETTINGS, offload_of
@@ -177,7 +178,9 @@ def from_vllm(settings: Mapping[str, Any]) -> dict[str, Any]:
     translated: dict[str, tuple[str, Any]] = {}  # our name: (name as given, value)
     settings = with_hicache(settings)
     if offload := offload_of(settings):
-        settings = {"batching": "unified", **settings, "offload": offload}  # vLLM has no other
+        settings = {**settings, "offload": offload}
+    if isinstance(settings.get("offload"), Mapping | VLLMOffload):
+        settings = {"batching": "unified", **settings}  # vLLM has no other
         if settings.get("enable_chunked_prefill") is not None:
             del settings["batching"]
     for name, value in settings.items():

@@ -77,7 +77,9 @@ def _extra_of(given: Any) -> Mapping[str, Any]:
     if not isinstance(config, Mapping):
         raise ConfigError(f"kv_transfer_config={shown(given)}: must be a JSON object")
     for name, known in (("kv_connector", CONNECTORS), ("kv_role", ROLES)):
-        if (value := config.get(name)) not in known:
+        if (value := config.get(name)) is None:
+            raise ConfigError(f"kv_transfer_config: must have {name}: {choices('', known)}")
+        if value not in known:
             raise unknown(f"kv_transfer_config.{name}", str(value), known)
     extra = config.get("kv_connector_extra_config") or {}
     if not isinstance(extra, Mapping):

@@ -174,8 +174,11 @@ def _refuse_rows(format: str, settings: Mapping[str, object]) -> None:
     """Raise ConfigError for a setting of rows that is not as it is by default."""
     parameters = signature(trace).parameters
     for key, value in settings.items():
-        if value != parameters[key].default:
-            raise ConfigError(f"{key}={shown(value)}: format {format} holds sessions, not rows")
+        if value == parameters[key].default:
+            continue
+        if key == "rate":
+            raise ConfigError(f"{key}={shown(value)}: a trace has its own arrivals: set arrivals=")
+        raise ConfigError(f"{key}={shown(value)}: format {format} holds sessions, not rows")
 
 
 def _process(

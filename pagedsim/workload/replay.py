@@ -208,8 +208,8 @@ def _chosen(
     if not fitting:
         what = f"all sessions have calls of more than {max_len} tokens, of {min(longest)} at least"
         raise ConfigError(
-            f"{what}: take a model= with a longer context, and no lower server.max_model_len= or "
-            "workload.max_len="
+            f"{what}: take a model= with a longer context, no lower server.max_model_len= or "
+            "workload.max_len=, and memory.blocks= that hold them"
         )
     sessions, notes = fitting[: replay.sessions], list[str]()
     if len(fitting) < len(read):

@@ -548,6 +548,8 @@ def test_settings_of_vllm(given: dict[str, Any], meant: dict[str, Any] | None) -
     found = from_vllm(given)
     assert found.get("offload") == meant
     assert found.get("batching") == (None if meant is None else "unified")
+    if meant is not None:
+        assert from_vllm({"offload": meant})["batching"] == "unified"
     if config := given.get("kv_transfer_config"):
         assert from_vllm({**given, "kv_transfer_config": json.dumps(config)}) == found
 
@@ -595,6 +597,10 @@ def test_settings_of_sglang(given: dict[str, Any], meant: HiCacheOffload | None)
             "unknown kv_offloading_backend 'lmcache': choose from native",
         ),
         ({"kv_transfer_config": "{"}, "kv_transfer_config='{': is no JSON"),
+        (
+            {"kv_transfer_config": {"kv_connector": "OffloadingConnector"}},
+            "kv_transfer_config: must have kv_role: choose from kv_both",
+        ),
         ({"kv_transfer_config": 3}, "kv_transfer_config=3: must be a JSON object"),
         (
             {"kv_transfer_config": {"kv_connector": "NixlConnector"}},

@@ -275,6 +275,18 @@ def test_the_digest_covers_what_decides_a_run() -> None:
     assert not [name for name in files if "report" in name or "tracking" in name]
 
 
+def test_the_digest_does_not_depend_on_where_files_lie(tmp_path: Path) -> None:
+    folders = tmp_path / "a", tmp_path / "z"
+    for folder, names in zip(folders, ("ab", "ba"), strict=True):
+        folder.mkdir()
+        for name, text in zip(names, ("first", "second"), strict=True):
+            (folder / name).write_text(text)
+    digests = {store._digest(folder.iterdir()) for folder in folders}
+    assert len(digests) == 1
+    (folders[0] / "a").write_text("third")
+    assert store._digest(folders[0].iterdir()) not in digests
+
+
 @pytest.fixture
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A user's package, in which a policy leans on several files."""

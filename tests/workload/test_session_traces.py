@@ -279,7 +279,7 @@ def test_a_bad_file_is_named_in_one_line(tmp_path: Path, make: Maker, named: str
         ),
         ({"requests": 5}, "requests=5: format agents holds sessions, not rows"),
         ({"columns": {"client": "who"}}, "columns | format agents holds sessions"),
-        ({"rate": 3}, "rate=3: format agents holds sessions"),
+        ({"rate": 3}, "rate=3: a trace has its own arrivals: set arrivals="),
         ({"format": "mooncake", "replay": {}}, "no field 'timestamp' (format mooncake)"),
         ({"format": "agent"}, "unknown format 'agent': did you mean 'agents'?"),
         ({"format": "plain", "replay": {"bust": True}}, "replay: only formats of whole sessions"),
@@ -290,6 +290,14 @@ def test_a_setting_that_cannot_be_is_named(
 ) -> None:
     path = saved(tmp_path, call(0, 4, [1]))
     refusal(lambda: trace(path=path, **settings), named)
+
+
+def test_calls_are_in_the_order_of_their_times(tmp_path: Path) -> None:
+    calls = [call(at, 4, [at + 1]) for at in (0, 5, 9)]
+    tables = [trace(path=saved(tmp_path, *some)) for some in (calls, calls[::-1])]
+    prompts = [[workload.prompts[row].streams for row in range(3)] for workload in tables]
+    assert prompts[0] == prompts[1]
+    assert tables[0].arrival.tolist() == tables[1].arrival.tolist()
 
 
 MADE: list[Callable[[Path], str]] = [

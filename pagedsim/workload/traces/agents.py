@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from pathlib import Path
 
 from pagedsim.core import ConfigError
@@ -85,6 +86,7 @@ class _Reader:
         number, before, waits = self.agents, list(after), list[int]()
         self.agents += 1
         entries = [(entry, entry.seconds("t")) for entry in of.objects("requests")]
+        entries.sort(key=itemgetter(1))
         base = marker if min((at for _, at in entries), default=marker) + SOON < marker else 0.0
         later, last, sizes = list[tuple[float, list[int]]](), None, beginning(of)
         for entry, offset in entries:
