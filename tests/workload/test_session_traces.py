@@ -295,7 +295,10 @@ def test_a_setting_that_cannot_be_is_named(
 def test_calls_are_in_the_order_of_their_times(tmp_path: Path) -> None:
     calls = [call(at, 4, [at + 1]) for at in (0, 5, 9)]
     tables = [trace(path=saved(tmp_path, *some)) for some in (calls, calls[::-1])]
-    prompts = [[workload.prompts[row].streams for row in range(3)] for workload in tables]
+    prompts = [
+        workload.prompts and [workload.prompts[row].streams for row in range(3)]
+        for workload in tables
+    ]
     assert prompts[0] == prompts[1]
     assert tables[0].arrival.tolist() == tables[1].arrival.tolist()
 
