@@ -125,6 +125,13 @@ class Simulation(BackendRun):
     def notices(self) -> list[str]:
         notices = policy_validation.lines(self.cost, "notices", self.cost.notices)
         note = self.server.offloading.note(self.server.block_size, self.scheduler.max_model_len)
+        connector = self.scheduler.queues.connector
+        if connector is not None and connector.oversized:
+            notices.append(
+                f"{connector.oversized} offers of blocks to the host tier were larger than it is, "
+                f"{connector.host_total} blocks, and nothing of them was stored; offload.gib= or "
+                "offload.chunks= has its size"
+            )
         return [*notices, note] if note else notices
 
 

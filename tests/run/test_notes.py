@@ -46,6 +46,17 @@ def test_tokens_of_all_beams_are_noted(tmp_path: Path, asked: str) -> None:
     assert any(text.endswith("one beam is 1 of 4") for text in said) == (asked == "beam")
 
 
+@pytest.mark.parametrize(("chunks", "told"), [(3, True), (5000, False)])
+def test_a_host_tier_too_small_for_what_is_stored_at_once_is_noted(
+    tmp_path: Path, chunks: int, told: bool
+) -> None:
+    words = ["experiment=single", "workload.requests=5", "batching=unified", "offload=vllm"]
+    summary = _summary(tmp_path, *words, f"offload.chunks={chunks}")
+    said = [notice["what"] for notice in summary["notices"]]
+    line = "offers of blocks to the host tier were larger than it is, 3 blocks, and nothing"
+    assert any(text.startswith(line) for text in said) == told
+
+
 def test_notices_are_in_the_order_of_the_arms_whichever_run_ends_first(tmp_path: Path) -> None:
     words = ["experiment=single", "workload.requests=3"]
     runs = Runs(command(tmp_path, *words))

@@ -88,6 +88,8 @@ class OffloadConnector:
         self._host_settings = capacity, eviction, threshold, tracked
         self._tiers = tuple(tiers)
         self._prices = prices
+        self.oversized = 0
+        """Offers of more chunks than the host tier has room for, of which nothing is stored."""
         self._jobs = Jobs()
         self.jobs: dict[int, Job] = self._jobs.in_flight
 
@@ -332,6 +334,7 @@ class OffloadConnector:
         chunks = self.host.offer(names, mark, account)
         if chunks is None:
             self.step.refused.append(request._id)
+            self.oversized += len(names) > self.host.capacity and account not in self._refused
             self._refused.add(account)
             return None
         self._refused.discard(account)
