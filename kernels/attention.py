@@ -11,15 +11,18 @@ into the rows of one matrix product, so that a key is read once for all of them.
 """
 
 from collections.abc import Callable, Hashable
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
 from pagedsim.kernels import softmax, tuning
+from pagedsim.kernels.parts import FIELDS, SIDE, Parts, finish, listed, merge
 from pagedsim.kernels.rounding import fitting, readable
 from pagedsim.kernels.softmax import fold, place
-from pagedsim.kernels.tiles import Tiles, power_of_two
+from pagedsim.kernels.tiles import Split, Tiles, chunk_split, power_of_two
+from pagedsim.kernels.tuning import Cut
 
 
 def paged_attention(
@@ -34,17 +37,23 @@ def paged_attention(
     window: int | None = None,
     softcap: float | None = None,
     max_query_len: int,
+    max_context: int | None = None,
     rows: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
-    once: Callable[[Hashable, Callable[[], Tiles]], Tiles] = lambda key, make: make(),
+    once: Callable[[Hashable, Callable[[], Any]], Any] = lambda key, make: make(),
     tiles: Tiles | None = None,
+    split: Split | None = None,
 ) -> torch.Tensor:
     """Attention of a flat batch of prefills, chunks and decodes, in any order, from the cache.
 
     The tensors are those of `AttentionBatch`, the rest as in `ops.attend`; `max_query_len` is the
-    most tokens of one sequence, or more. `out` gets the rows of the batch's tokens, zeros for
-    sequences with context 0, and nothing else; `once` is as in `paged_decode`; `tiles` overrides
-    the choice of tile sizes.
+    most tokens of one sequence, or more, and `max_context` the longest context, where the host
+    knows. `out` gets the rows of the batch's tokens, zeros for sequences with context 0, and
+    nothing else; `once` is as in `paged_decode`; `tiles` and `split` override the choice.
+
+    If one program has all tokens of a sequence, its context is cut into parts, as in a decode:
+    few programs would otherwise read a long context. Not without `max_context`, as in a graph: room
+    for the parts of all that tables hold would be large.
     """
     tokens, heads, head_dim = q.shape
     block_size, kv_heads = k_cache.shape[1:3]
@@ -62,9 +71,22 @@ def paged_attention(
     # Each sequence may end in a tile that is not full, so this bounds the tiles without a look
     # at the lengths, which are on the device.
     programs = (tokens // queries + sequences) * kv_heads
+    parts: Parts | None = None
+    split = split or chunk_split(kv_heads)
+    room = min(block_tables.shape[1] * block_size, max_context or 0)
+    if max_query_len <= queries and room > split.part:
+        cut = Cut(tiles, split)
+        seen = None if window is None else window + max_query_len - 1  # by all of the tokens
+        parts = once(
+            ("parts", max_query_len, room, q.shape, kv_heads, cut, seen),
+            lambda: listed(q, kv_heads, tiles.rows, context_lens, rows, room, cut, seen),
+        )
+        programs = len(parts.sums) * kv_heads
+    given = (None, None, None) if parts is None else parts[:3]
     factor, cap = softmax.factors(scale, softcap)
     _attention[(programs,)](
         out,
+        *given,
         q,
         readable(k_cache),
         readable(v_cache),
@@ -79,7 +101,6 @@ def paged_attention(
         *out.stride()[:2],
         *q.stride()[:2],
         *k_cache.stride()[:3],
-        *v_cache.stride()[:3],
         block_tables.stride(0),
         HEADS=kv_heads,
         GROUP=group,
@@ -96,7 +117,55 @@ def paged_attention(
         # Without a word ptxas may stop at fewer where 4 warps take more, and then spill.
         maxnreg=255 if tiles.warps < 8 else None,
     )
+    if parts is not None:
+        _merge[(len(parts.sums), kv_heads, tiles.rows // SIDE.value)](
+            out,
+            *given,
+            query_start,
+            *out.stride()[:2],
+            HEADS=kv_heads,
+            GROUP=group,
+            EACH=tiles.rows,
+            HEAD_DIM=head_dim,
+            DIM=max(16, power_of_two(head_dim)),
+            num_warps=4,
+        )
     return out
+
+
+@triton.jit(do_not_specialize_on_alignment=["query_start_ptr"])
+def _merge(
+    out_ptr,
+    items_ptr,
+    sums_ptr,
+    marks_ptr,
+    query_start_ptr,
+    out_token_stride,
+    out_head_stride,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    EACH: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,
+):
+    """Merge some rows of a chunk, if this is its first part and not the only one."""
+    item = tl.program_id(0)
+    if item >= tl.load(items_ptr):
+        return
+    item_at = items_ptr + (1 + item) * FIELDS
+    sequence = tl.load(item_at)
+    parts = tl.load(item_at + 6)
+    begin = tl.load(query_start_ptr + sequence)
+    live = (tl.load(query_start_ptr + sequence + 1) - begin) * GROUP
+    low = tl.program_id(2) * SIDE
+    if (tl.load(item_at + 5) != item) | (parts == 1) | (low >= live):
+        return
+    head = tl.program_id(1)
+    to_ptr = out_ptr + begin.to(tl.int64) * out_token_stride + head * GROUP * out_head_stride
+    merge(
+        sums_ptr, marks_ptr, item, parts, head, low, live, to_ptr, out_token_stride,
+        out_head_stride, HEADS, GROUP, EACH, HEAD_DIM, DIM,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -132,6 +201,9 @@ def _owner(tile, base, query_start_ptr, sequences, QUERIES: tl.constexpr):
 )
 def _attention(
     out_ptr,
+    items_ptr,  # see `Parts`; None where no context is cut
+    sums_ptr,
+    marks_ptr,
     q_ptr,
     k_ptr,
     v_ptr,
@@ -147,12 +219,9 @@ def _attention(
     out_head_stride,
     q_token_stride,
     q_head_stride,
-    k_block_stride,
-    k_slot_stride,
-    k_head_stride,
-    v_block_stride,
-    v_slot_stride,
-    v_head_stride,
+    block_stride,
+    slot_stride,
+    kv_head_stride,
     table_stride,
     HEADS: tl.constexpr,  # KV heads
     GROUP: tl.constexpr,
@@ -161,18 +230,33 @@ def _attention(
     BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
-    MASKED: tl.constexpr,  # keys are taken as if some were hidden: a loop less, for registers
+    MASKED: tl.constexpr,  # see fold()
     WINDOWED: tl.constexpr,
     CAPPED: tl.constexpr,
 ):
     QUERIES: tl.constexpr = ROWS // GROUP
-    # The last tiles of a prefill see the most keys: they go first, so that the end is not lonely.
-    program = tl.num_programs(0) - 1 - tl.program_id(0)
+    if items_ptr is None:
+        # The last tiles of a prefill see the most keys: they go first, so that the end is not
+        # lonely.
+        program = tl.num_programs(0) - 1 - tl.program_id(0)
+        tile = program // HEADS
+        base = tl.load(query_start_ptr)
+        sequence = _owner(tile, base, query_start_ptr, sequences, QUERIES)
+        first = (tile - _first_tile(sequence, base, query_start_ptr, QUERIES)) * QUERIES
+        table_row = place(rows_ptr, sequence)
+        item: tl.constexpr = 0
+        parts: tl.constexpr = 1
+    else:
+        program = tl.program_id(0)
+        item = program // HEADS
+        if item >= tl.load(items_ptr):
+            return
+        item_at = items_ptr + (1 + item) * FIELDS
+        sequence = tl.load(item_at)
+        table_row = tl.load(item_at + 1).to(tl.int64)
+        parts = tl.load(item_at + 6)
+        first = 0
     head = program % HEADS
-    tile = program // HEADS
-    base = tl.load(query_start_ptr)
-    sequence = _owner(tile, base, query_start_ptr, sequences, QUERIES)
-    first = (tile - _first_tile(sequence, base, query_start_ptr, QUERIES)) * QUERIES
     begin = tl.load(query_start_ptr + sequence)
     length = tl.load(query_start_ptr + sequence + 1) - begin
     if first >= length:
@@ -188,34 +272,28 @@ def _attention(
     q = tl.load(q_at, mask=held, other=0.0)
     q, scale = fitting(q, scale, k_ptr)
 
-    # Keys [0, whole) are seen by every row, [whole, end) by some; a window hides others in front.
+    # Keys [.., whole) are seen by every row, [whole, end) by some; a window hides others in front.
     start = tl.load(context_lens_ptr + sequence) - length
-    end = start + tl.minimum(first + QUERIES, length)
     whole = tl.maximum(start + first + 1, 0) // KEYS * KEYS
+    key_from = tl.maximum(start + first + 1 - window, 0) // KEYS * KEYS if WINDOWED else 0
+    end = start + tl.minimum(first + QUERIES, length)
+    if items_ptr is not None:
+        key_from = tl.load(item_at + 2)
+        end = tl.load(item_at + 3)
+        whole = tl.maximum(tl.minimum(whole, end), key_from)
     positions = start + query
-    acc = tl.zeros([ROWS, DIM], tl.float32)
-    peak = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    k_ptr += head * k_head_stride
-    v_ptr += head * v_head_stride
-    table_ptr = tables_ptr + place(rows_ptr, sequence) * table_stride
-    if WINDOWED:
-        whole = tl.maximum(start + first + 1 - window, 0) // KEYS * KEYS
-    elif MASKED:
-        whole = start * 0
-    else:
-        acc, peak, total = fold(
-            acc, peak, total, q, positions, k_ptr, v_ptr, table_ptr, 0, whole, scale, cap, window,
-            k_block_stride, k_slot_stride, v_block_stride, v_slot_stride,
-            HEAD_DIM, DIM, BLOCK_SIZE, KEYS, WINDOWED, CAPPED, MASKED=False,
-        )  # fmt: skip
+    k_ptr += head * kv_head_stride
+    v_ptr += head * kv_head_stride
+    table_ptr = tables_ptr + table_row * table_stride
     acc, peak, total = fold(
-        acc, peak, total, q, positions, k_ptr, v_ptr, table_ptr, whole, end, scale, cap, window,
-        k_block_stride, k_slot_stride, v_block_stride, v_slot_stride,
-        HEAD_DIM, DIM, BLOCK_SIZE, KEYS, WINDOWED, CAPPED, MASKED=True,
+        q, scale, cap, positions, k_ptr, v_ptr, table_ptr, key_from, whole, end, window,
+        block_stride, slot_stride,
+        HEAD_DIM, BLOCK_SIZE, KEYS, WINDOWED, CAPPED, MASKED=MASKED or WINDOWED,
     )  # fmt: skip
 
-    # A padding row (context 0) has seen nothing: 0 / 1.
-    out = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-    out_at = out_ptr + token * out_token_stride + query_head * out_head_stride + column[None, :]
-    tl.store(out_at, out.to(out_ptr.dtype.element_ty), mask=held)
+    to_ptr = out_ptr + (begin + first).to(tl.int64) * out_token_stride
+    finish(
+        acc, peak, total, item, parts, head, tl.minimum(length - first, QUERIES) * GROUP,
+        to_ptr + head * GROUP * out_head_stride, out_token_stride, out_head_stride,
+        sums_ptr, marks_ptr, HEADS, GROUP, ROWS, HEAD_DIM,
+    )  # fmt: skip

@@ -126,6 +126,11 @@ class AttentionBatch:
         """Tokens of the longest chunk."""
         return self.longest or max((length for length, _ in self.chunks), default=1)
 
+    @cached_property
+    def max_context(self) -> int | None:
+        """The longest context of a chunk; None for a graph's batch, as its next one may differ."""
+        return max((context for _, context in self.chunks), default=None)
+
     def covers(self, tokens: int) -> bool:
         """Whether each of so many tokens belongs to a sequence, or to padding with a place."""
         return bool(self.longest) or tokens == self.num_tokens

@@ -81,8 +81,8 @@ def attend_cached(
     if batch.chunked:  # behind decodes, whose places it may write again
         tables, starts, contexts, rows = batch.spans
         _kernel("attention").paged_attention(
-            q, k_cache, v_cache, tables, starts, contexts,
-            max_query_len=batch.max_query_len, rows=rows, out=out, once=batch.once, **masks,
+            q, k_cache, v_cache, tables, starts, contexts, max_query_len=batch.max_query_len,
+            max_context=batch.max_context, rows=rows, out=out, once=batch.once, **masks,
         )  # fmt: skip
     return out
 
@@ -410,6 +410,8 @@ def _check(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> Non
             f"q {tuple(q.shape)} does not fit caches "
             f"{tuple(k_cache.shape)} and {tuple(v_cache.shape)}"
         )
+    if k_cache.stride() != v_cache.stride():
+        raise ValueError("keys and values must stand in the same order")
     if k_cache.dtype != v_cache.dtype or k_cache.dtype not in (q.dtype, *FORMATS.values()):
         raise TypeError(f"q is {q.dtype}, the caches are {k_cache.dtype} and {v_cache.dtype}")
     if not q.stride(2) == k_cache.stride(3) == v_cache.stride(3) == 1:

@@ -31,6 +31,10 @@ def mantissa(cache: torch.Tensor) -> int:
     return _MANTISSAS.get(cache.dtype, 0)
 
 
+SMALLEST = tl.constexpr(2.0**-126)
+"""Normal number. What scales scores is no 0, by which -inf would become NaN."""
+
+
 @triton.jit
 def fitting(q, scale, cache_ptr):
     """Query rows as products with such a cache take them, and what scores are then scaled by.
@@ -40,17 +44,23 @@ def fitting(q, scale, cache_ptr):
     for what is 2²⁸ times smaller than that element.
     """
     if q.dtype == tl.bfloat16 and cache_ptr.dtype.element_ty.primitive_bitwidth == 8:
-        wide = q.to(tl.float32)
-        largest = tl.max(tl.abs(wide), 1).to(tl.int32, bitcast=True)
-        exponent = tl.maximum(largest >> 23, 15)  # so that both factors are normal numbers
-        up = ((268 - exponent) << 23).to(tl.float32, bitcast=True)
-        down = ((exponent - 14) << 23).to(tl.float32, bitcast=True)
-        fit = (wide * up[:, None]).to(tl.float16)
-        factor = (scale * down)[:, None]
+        up, down = powers(tl.max(tl.abs(q), 1))
+        fit = (q.to(tl.float32) * up[:, None]).to(tl.float16)
+        factor = tl.maximum(scale * down, SMALLEST)
     else:
         fit = q
-        factor = scale
+        factor = tl.full([q.shape[0]], scale, tl.float32)
     return fit, factor
+
+
+@triton.jit
+def powers(largest):
+    """What takes a row's largest element, in bf16, to between 2¹⁴ and 2¹⁵, and its inverse."""
+    bits = largest.to(tl.float32).to(tl.int32, bitcast=True)
+    exponent = tl.maximum(bits >> 23, 15)  # so that both factors are normal numbers
+    up = ((268 - exponent) << 23).to(tl.float32, bitcast=True)
+    down = ((exponent - 14) << 23).to(tl.float32, bitcast=True)
+    return up, down
 
 
 @triton.jit

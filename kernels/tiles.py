@@ -29,6 +29,9 @@ class Tiles:
     K and V in flight during the products, counted in the machine code by
     `experiments/benchmarks/compiled.py`: none at 2, 3 and 4, whose loop issues its loads at its end
     and waits for them at its head; one at 5 and 6, two at 7."""
+    by_warp: bool = False
+    """Of a decode in 16 bits: each warp folds keys of its own (`by_warp.py`). That all warps fold
+    every key together stays for fp32, and for the race of `experiments/benchmarks/tune.py`."""
 
 
 FEW = 32
@@ -100,6 +103,8 @@ def prefill_tiles(
         keys, stages = (16, 5) if eight else (32, 3)
     elif large and (dim <= 64 or eight or group == power_of_two(group)):
         most, keys, stages = 128, 128, 3
+        if dim > 64 and capability >= (10, 0):  # of which more keys spill a few registers
+            keys, stages = 64, 5
     elif large or (dim <= 64 and not eight):  # with rows to spare
         most, keys, stages = 128, 64, 5
     else:
@@ -129,11 +134,11 @@ def decode_tiles(
     """Tiles of `decode`. Nothing here may depend on the batch or on a length, see Split."""
     row_bytes = power_of_two(head_dim) * itemsize
     keys = max(16, min(64, 16384 // row_bytes))  # at most 16 KiB of K and as much of V a tile
+    rows = max(MIN_ROWS, power_of_two(group))
     if itemsize > 2:
-        stages = 1 if eight else 2
-    else:  # on Blackwell, 8 bits and a tile in flight take more registers than there are
-        stages = 5 if roomy(capability) and not (eight and capability >= (10, 0)) else 3
-    return Tiles(max(MIN_ROWS, power_of_two(group)), keys, 4, stages)
+        return Tiles(rows, max(16, keys // 2), 4, 1 if eight else 2)
+    # A warp folds 16 keys or more: a matrix product has no fewer.
+    return Tiles(rows, keys, min(4, keys // 16), 5 if eight or roomy(capability) else 3, True)
 
 
 def decode_split(kv_heads: int) -> Split:
@@ -148,15 +153,35 @@ def decode_split(kv_heads: int) -> Split:
     return Split(max(256, min(1024, 128 * heads)), most)
 
 
-def resident(tiles: Tiles, head_dim: int, itemsize: int, capability: tuple[int, int]) -> int:
+def chunk_split(kv_heads: int) -> Split:
+    """Parts of a chunk of so few tokens that one program has all of them: of a long context as many
+    as there are multiprocessors, about. A part leaves behind as much as some 150 keys."""
+    return Split(1024, max(16, power_of_two(PROGRAMS // kv_heads)))
+
+
+def registers(tiles: Tiles, head_dim: int, windowed: bool) -> int:
+    """Registers of a thread of a decode at most: with 168 a multiprocessor holds 12 warps.
+
+    Without a word ptxas may stop at fewer than it needs, for more programs, and then spill.
+    """
+    lean = tiles.by_warp and tiles.rows * head_dim <= 2048 and tiles.keys <= 16 * tiles.warps
+    return 168 if lean and head_dim == power_of_two(head_dim) and not windowed else 255
+
+
+def resident(
+    tiles: Tiles, head_dim: int, itemsize: int, capability: tuple[int, int], windowed: bool = False
+) -> int:
     """Programs of a decode that a multiprocessor holds at one time; `itemsize` is the cache's.
 
-    Shared memory bounds them, and so do registers, which suffice for 8 warps.
+    Shared memory bounds them, and so do registers.
     """
-    tile = 2 * tiles.keys * power_of_two(head_dim) * itemsize
-    shared = max(1, (tiles.stages - 1) // 2) * tile + 8192  # K and V in flight, and what is summed
+    dim = power_of_two(head_dim)
+    shared = max(1, (tiles.stages - 1) // 2) * 2 * tiles.keys * dim * itemsize  # in flight
+    # Beside it what is summed, or the queries, once for each warp.
+    shared += 2 * tiles.warps * tiles.rows * dim if tiles.by_warp else 8192
     shared_memory = (228 if roomy(capability) else 164 if capability == (8, 0) else 100) * 1024
-    return max(1, min(shared_memory // shared, 8 // tiles.warps))
+    warps = 12 if registers(tiles, head_dim, windowed) == 168 else 8
+    return max(1, min(shared_memory // shared, warps // tiles.warps))
 
 
 def _warps(rows: int, keys: int, dim: int, eight: bool) -> int:

@@ -3,9 +3,10 @@
     python -m pagedsim.experiments.benchmarks.compiled [--capabilities 80 90]
 
 A line for each kernel of attention with Llama-3.1-8B's shape, kind of cache and GPU, in bf16: the
-instructions of one warp for one tile (rows × keys), its matrix products, the tiles in flight during
-every product (copies to shared memory that are issued and not yet waited for; 0: memory is idle
-during some product), registers, spilled bytes and shared memory. No time is measured.
+instructions of one warp for one tile (rows × keys), its matrix products, barriers, the tiles in
+flight during every product (copies to shared memory that are issued and not yet waited for; 0:
+memory is idle during some product), registers, spilled bytes and shared memory. No time is
+measured.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def compiled(words: Sequence[str]) -> None:
     """Compile, and print the table."""
     asked = parse(__doc__, words, {"--capabilities": [80, 90, 100, 120]})
     head = ["GPU", "kernel", "cache", "tile, warps, stages", "instructions", "products"]
-    head += ["in flight", "registers", "spilled", "shared KiB"]
+    head += ["barriers", "in flight", "registers", "spilled", "shared KiB"]
     rows: list[list[str]] = []
     for capability in asked.capabilities:
         use_target(capability)
@@ -80,6 +81,8 @@ class Loop(NamedTuple):
     instructions: int
     products: int
     """Of the tensor cores."""
+    barriers: int
+    """Of all warps of a program."""
     in_flight: float
     """Tiles that are still being copied to shared memory during every matrix product; an iteration
     copies one tile. 0: memory is idle during some product."""
@@ -105,7 +108,8 @@ def main_loop(assembly: str) -> Loop | None:
     loops = []
     for body in bodies:
         products = sum(bool(_PRODUCT.match(instruction)) for instruction in body)
-        loops.append(Loop(len(body), products, _in_flight(body)))
+        barriers = sum(instruction.startswith("BAR.SYNC") for instruction in body)
+        loops.append(Loop(len(body), products, barriers, _in_flight(body)))
     return min((loop for loop in loops if loop.products), default=None)
 
 

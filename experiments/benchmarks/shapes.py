@@ -137,6 +137,7 @@ def grid(tiny: bool) -> Iterator[Case]:
     decodes += [Case(BASE, b, 1, 32768) for b in (1, 8)]
     prefills = [Case(BASE, b, n, n) for b, n in ((1, 512), (8, 1024), (1, 4096), (1, 32768))]
     chunks = [Case(BASE, b, 512, 8192) for b in (1, 4)]
+    chunks += [Case(BASE, b, 20, 32000) for b in (1, 8)]  # an agent's call
     eight = [case for case in decodes if case.context > 512] + [prefills[2], chunks[0]]
     cases = [*HEADLINES, *decodes, *prefills, *chunks]
     cases += [case._replace(cache="fp8_e4m3") for case in eight]

@@ -109,7 +109,7 @@ def tuned_attention(model: str, kernel: str, cache: str, gpu: Gpu, rounds: int) 
     keys: tuple[int, ...] = KEYS
     warps: tuple[int, ...] = WARPS
     if kernel == "decode":
-        keys, warps = (32, *KEYS), (1, *WARPS)  # one warp merges its own keys, without barriers
+        keys, warps = (32, *KEYS), (1, 2, *WARPS)
         rows: tuple[int, ...] = (default.tiles.rows,)
         cases = [
             Case(model, batch, 1, context, cache=cache, beside=beside)
@@ -126,10 +126,13 @@ def tuned_attention(model: str, kernel: str, cache: str, gpu: Gpu, rounds: int) 
         least = max(MIN_ROWS, power_of_two(heads.group))
         rows = tuple(size for size in ROWS if size >= least)
         cases = [Case(model, *numbers, cache=cache) for numbers in PREFILLS]
+    by_warp = (False, True) if kernel == "decode" else (False,)
+    tiles = [Tiles(*each) for each in product(rows, keys, warps, STAGES, by_warp)]
     candidates = [
-        start._replace(tiles=Tiles(*each))
-        for each in product(rows, keys, warps, STAGES)
-        if kernel == "prefill" or start.split.part % each[1] == 0
+        start._replace(tiles=size)
+        for size in tiles
+        if kernel == "prefill" or start.split.part % size.keys == 0
+        if (size.keys >= 16 * size.warps if size.by_warp else size.warps in WARPS)
     ]
     fit = screened(candidates, cases[0], gpu.capability)
     cut, ratio = best([default, start, *fit], cases, gpu, rounds)

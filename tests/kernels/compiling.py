@@ -48,6 +48,8 @@ class Call(TypedDict, total=False):
     group: int
     block_size: int
     queries: int
+    context: int | None
+    """The longest of chunks, where the host knows it."""
     heads: int
     """That share a latent."""
     rank: int
@@ -74,7 +76,7 @@ class Call(TypedDict, total=False):
     """Of a product: what stands around it, of normed, bias, gated and added."""
     weights: str
     """The format of a product's weights, if they are not in the dtype."""
-    tiles: dict[str, int]
+    tiles: dict[str, Any]
     """What to change in the tile sizes that the kernel chooses."""
     split: dict[str, int]
     """What to change in how a decode's context is cut."""
@@ -91,7 +93,7 @@ def call(case: Call) -> None:
     kv = torch.zeros(2, 4, 2, size, heads, dim, dtype=FORMATS.get(case.get("cache", ""), dtype))
     k_cache, v_cache = kv[:, 1, 0], kv[:, 1, 1]
     ints = torch.zeros(64, dtype=torch.int32)
-    tables = torch.zeros(8, 64, dtype=torch.int32)
+    tables = torch.zeros(8, 2048 // size, dtype=torch.int32)
     slots = torch.zeros(tokens, dtype=torch.int64)
     batch = AttentionBatch(tables, ints, ints, slots, tokens)
     masks: dict[str, Any] = {"window": case.get("window"), "softcap": case.get("softcap")}
@@ -101,7 +103,7 @@ def call(case: Call) -> None:
             tiles = prefill_tiles(dim, group, item, capability, tokens, eight)
             attention.paged_attention(
                 q, k_cache, v_cache, tables, ints[:9], ints[:8], scale=0.1,
-                max_query_len=tokens, rows=ints[:8],
+                max_query_len=tokens, max_context=case.get("context"), rows=ints[:8],
                 tiles=replace(tiles, **case.get("tiles", {})), **masks,
             )  # fmt: skip
         case "decode":

@@ -21,6 +21,7 @@ import pytest
 import torch
 
 from pagedsim.kernels import ops
+from tests.kernels.ptx import inline_asm
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 GPU = (
@@ -111,8 +112,8 @@ def half_a_step(values: torch.Tensor, held: torch.dtype) -> torch.Tensor:
 def mend() -> None:
     """Mend Triton's interpreter for the rest of the process.
 
-    By itself it halves the smallest 8-bit floats, and prepares the language whenever a kernel calls
-    a function, where once a launch suffices.
+    By itself it halves the smallest 8-bit floats, knows no PTX, and prepares the language whenever
+    a kernel calls a function, where once a launch suffices.
     """
     import triton.language as tl
     from triton.runtime import interpreter
@@ -149,6 +150,7 @@ def mend() -> None:
         return launch[0]
 
     interpreter._convert_float = mended
+    interpreter.InterpreterBuilder.create_inline_asm = inline_asm
     interpreter._patch_lang = once
 
 

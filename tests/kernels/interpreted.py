@@ -10,23 +10,34 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from triton.runtime.interpreter import InterpretedFunction
 
-from pagedsim.kernels import attention, decode, tuning
-from pagedsim.kernels.decode import Parts, listed
+from pagedsim.kernels import attention, decode, ops, tuning
+from pagedsim.kernels.batch import AttentionBatch
 from pagedsim.kernels.float8 import FORMATS
+from pagedsim.kernels.parts import Parts, listed
 from pagedsim.kernels.tiles import Split
 from pagedsim.kernels.tuning import Cut, Entry, Heads
-from tests.kernels.cases import Case, check
+from tests.kernels.cases import Case, check, for_a_graph
 from tests.kernels.harness import HALF
-from tests.kernels.test_attention import DECODES, MIXED, SMALL, attend, decode_all, decode_some
+from tests.kernels.test_attention import (
+    DECODES,
+    MIXED,
+    SMALL,
+    attend,
+    check_decodes,
+    decode_all,
+    decode_some,
+)
 
 CACHES: list[dict[str, Any]] = [
     {"cache": cache, **change}
@@ -63,7 +74,7 @@ def test_a_cache_of_8_bits(
     case = replace(MIXED, **change)
     check(attend(case), case)
     case = replace(DECODES, **change)
-    check(decode_all(case), case)
+    check_decodes(case)
 
 
 @EITHER
@@ -80,7 +91,7 @@ def test_queries_of_any_size_meet_8_bits(
     case = replace(MIXED, sequences=((1, 40), (1, 0), (9, 41)), **change)
     check(attend(case), case)
     case = replace(DECODES, spread=20.0, **change)
-    check(decode_all(case), case)
+    check_decodes(case)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -143,7 +154,7 @@ def test_the_cross_product(number: int) -> None:
     case = Case(sequences, 1, group, dim, size, dtype, cache)
     check(attend(case), case)
     case = replace(case, sequences=((1, 50), (1, 0)), window=30 if case.group % 2 else None)
-    check(decode_all(case), case)
+    check_decodes(case)
 
 
 # Results that do not depend on the rest of the batch
@@ -191,26 +202,102 @@ def test_a_chunk_alone_and_in_a_batch() -> None:
         assert torch.equal(alone, together[begin:end])
 
 
+CHUNKS = Case(((5, 150), (3, 3), (0, 0), (1, 1), (8, 70), (1, 0), (2, 130)), tail=2)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"window": 60, "seats": True},
+        {"softcap": 2.0, "spread": 20.0, "group": 3, "block_size": 12},
+        {"cache": "fp8_e4m3", "window": 17, "head_dim": 80, **HALF},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("split", [Split(16, 4), Split(64, 2)])
+def test_a_short_chunk_cuts_its_context(change: dict[str, Any], split: Split) -> None:
+    """Into parts that do not depend on the rest; where there is one, nothing is to be merged."""
+    case = replace(CHUNKS, **change)
+    i, tiles = case.inputs, replace(SMALL, rows=32)
+    masks: dict[str, Any] = {"scale": case.scale, "window": case.window, "softcap": case.softcap}
+
+    def chunks(which: slice, split: Split) -> torch.Tensor:
+        tables, rows = case.batch.tables(which)
+        begins = i.query_start[which.start or 0 : (which.stop or len(CHUNKS.sequences)) + 1]
+        return attention.paged_attention(
+            i.q, i.k_cache, i.v_cache, tables, begins, i.context_lens[which], **masks,
+            max_query_len=8, max_context=150, rows=rows, tiles=tiles, split=split,
+        )  # fmt: skip
+
+    together, whole = chunks(slice(None), split), chunks(slice(None), Split(1024, 16))
+    check(together, case)
+    for n, (length, context) in enumerate(case.sequences):
+        begin = int(i.query_start[n])
+        mine = slice(begin, begin + length)
+        assert torch.equal(chunks(slice(n, n + 1), split)[mine], together[mine])
+        assert context > split.part or torch.equal(whole[mine], together[mine])
+
+
+def test_a_graph_reads_the_contexts_of_its_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its launches are those of shorter contexts. Outside of a graph the same chunks are cut."""
+    case = replace(CHUNKS, sequences=((1, 90), (1, 3), *CHUNKS.sequences[::2]), group=1, seats=True)
+    i, run = case.inputs, InterpretedFunction.run
+    launched: list[Callable[[], None]] = []
+    names: list[str] = []
+
+    def record(kernel: Any, *args: Any, **named: Any) -> None:
+        names.append(kernel.__name__)
+        launched.append(partial(run, kernel, *args, **named))
+        launched[-1]()
+
+    def step(batch: AttentionBatch) -> torch.Tensor:
+        names.clear()
+        launched.clear()
+        return ops.attend_cached(i.q, i.k_cache, i.v_cache, batch, scale=case.scale)
+
+    monkeypatch.setattr(InterpretedFunction, "run", record)
+    monkeypatch.setattr(attention, "chunk_split", lambda kv_heads: Split(16, 16))
+    step(case.batch)
+    assert names == ["_cut", "_decode", "_cut", "_attention", "_merge"]
+    batch = for_a_graph(case.batch, len(i.q))
+    batch.context_lens.clamp_(max=24)
+    out = step(batch).fill_(torch.nan)
+    replay = list(launched)
+    fresh = for_a_graph(case.batch, len(i.q))
+    batch.context_lens.copy_(fresh.context_lens)
+    for launch in replay:
+        launch()
+    check(out, case)
+    assert torch.equal(out, step(fresh))
+
+
 CONTEXTS = st.lists(st.integers(0, 200), min_size=1, max_size=6)
 
 
 def cut_up(contexts: list[int], split: Split, window: int | None) -> Parts:
     q = torch.zeros(len(contexts), 2, 16)
     lengths = torch.tensor(contexts, dtype=torch.int32)
-    return listed(q, 1, lengths, max(contexts), Cut(SMALL, split), window)
+    return listed(q, 1, 2, lengths, None, max(contexts), Cut(SMALL, split), window)
 
 
 @settings(max_examples=settings().max_examples // 3)
 @given(CONTEXTS, st.sampled_from(SPLITS), st.none() | st.integers(1, 90))
 def test_every_part_is_listed_once(contexts: list[int], split: Split, window: int | None) -> None:
     """As `Split` says it, which is also what fits in the room that there is."""
-    found, expected = cut_up(contexts, split, window), []
+    found, expected = cut_up(contexts, split, window), list[list[int]]()
     for number, context in enumerate(contexts):
         hidden = 0 if window is None else max(context - window, 0) // SMALL.keys * SMALL.keys
         parts = split.parts(context - hidden)
         assert parts <= split.most and parts * split.size(context - hidden) >= context - hidden
-        expected += [number * split.most + part for part in range(parts)]
-    assert found.items[: 1 + len(expected)].tolist() == [len(expected), *expected]
+        size, first = split.size(context - hidden), len(expected)
+        begins = [hidden + part * size for part in range(parts)]
+        expected += [
+            [number, number, begin, min(begin + size, context), context, first, parts]
+            for begin in begins
+        ]
+    assert found.items[0, 0] == len(expected)
+    assert found.items[1 : 1 + len(expected), :7].tolist() == expected
     assert len(expected) <= len(found.items) - 1 == len(found.sums) == len(found.marks)
 
 
@@ -248,7 +335,7 @@ def test_any_sequence_alone_and_in_any_batch(
 def test_one_part_leaves_nothing_to_merge() -> None:
     case = Case(((1, 40), (1, 0), (1, 41), (1, 7)), kv_heads=1, head_dim=16)
     i, split = case.inputs, Split(48, 4)
-    parts = listed(i.q, 1, i.context_lens, 64, Cut(SMALL, split), None)
+    parts = listed(i.q, 1, case.group, i.context_lens, None, 64, Cut(SMALL, split), None)
     parts.sums.fill_(torch.nan)
     out = decode.paged_decode(
         i.q, i.k_cache, i.v_cache, i.block_tables, i.context_lens, scale=case.scale,

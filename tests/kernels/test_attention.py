@@ -28,6 +28,8 @@ MIXED = Case(((1, 70), (1, 0), (1, 3), (0, 0), (9, 41), (20, 20)), kv_heads=1, t
 DECODES = Case(((1, 70), (1, 0), (1, 1), (1, 17)), kv_heads=1)
 SMALL = Tiles(rows=16, keys=16, warps=4, stages=2)
 """Tiles so small that a short context has many."""
+WAYS = (SMALL, replace(SMALL, warps=2, by_warp=True)) if INTERPRETED else (SMALL,)
+"""Tiles of a decode whose keys all warps fold together, and each its own."""
 SPLIT = Split(part=16, most=4)
 """Parts that are small and few."""
 
@@ -99,6 +101,12 @@ def decode_all(case: Case, split: Split = SPLIT, tiles: Tiles | None = SMALL) ->
     )  # fmt: skip
 
 
+def check_decodes(case: Case) -> None:
+    """Fail unless every way of `paged_decode` answers the case."""
+    for tiles in WAYS:
+        check(decode_all(case, tiles=tiles), case)
+
+
 def fitting(tiles: Tiles | None, case: Case) -> Tiles | None:
     """The tiles, with rows enough for the heads of a group."""
     return tiles and replace(tiles, rows=max(tiles.rows, 32 if case.group > 16 else 0))
@@ -111,7 +119,7 @@ def test_attention(case: Case) -> None:
 
 @everywhere([replace(DECODES, **change) for change in CHANGES], gpu=())
 def test_decode(case: Case) -> None:
-    check(decode_all(case), case)
+    check_decodes(case)
 
 
 @everywhere([MIXED, PLAIN, DECODES, *(replace(MIXED, **change) for change in CHANGES[-3:])])

@@ -90,6 +90,7 @@ PRODUCT: Call = {"kernel": "product", "dtype": "bfloat16", "queries": 8}
 CUT = [*["_count"] * 4, "_peak", "_mass", *["_weigh"] * 3, "_tie"]
 EXPERTS = ["_list", "_up", "_down", "_sum", "_route"]
 ATTENTION, DECODE = ["_attention"], ["_cut", "_decode"]
+CHUNK = ["_cut", "_attention", "_merge"]
 QUICK: list[tuple[Call, list[str]]] = [
     ({"kernel": "attention", "dtype": "bfloat16"}, ATTENTION),
     ({"kernel": "decode", "dtype": "bfloat16"}, DECODE),
@@ -121,6 +122,8 @@ MODELS: list[tuple[Call, list[str]]] = [
     ({"kernel": "attention", "dtype": "bfloat16", "head_dim": 256, "softcap": 50.0}, ATTENTION),
     ({"kernel": "attention", "dtype": "float32", "head_dim": 64, "block_size": 12}, ATTENTION),
     ({"kernel": "attention", "dtype": "bfloat16", "cache": "fp8_e4m3"}, ATTENTION),
+    ({"kernel": "attention", "dtype": "bfloat16", "queries": 20}, ATTENTION),
+    ({"kernel": "attention", "dtype": "bfloat16", "queries": 20, "context": 2048}, CHUNK),
     (
         {"kernel": "decode", "dtype": "float32", "head_dim": 64, "window": 128, "softcap": 50.0},
         DECODE,
@@ -171,7 +174,7 @@ def side_by_side(call: Call, kernel: Launched) -> None:
     room = {80: 164 * 1024, 90: 228 * 1024}[capability]
     dim, target, eight = call.get("head_dim", 128), divmod(capability, 10), "cache" in call
     tiles = decode_tiles(dim, 4, 2, target, eight)
-    there = resident(tiles, dim, 1 if eight else 2, target)
+    there = resident(tiles, dim, 1 if eight else 2, target, bool(call.get("window")))
     registers = -(-kernel["registers"] // 8) * 8
     assert there >= 2 and there * 32 * tiles.warps * registers <= 2**16, kernel
     assert there * (kernel["shared"] + 1024) <= room, kernel
@@ -230,18 +233,19 @@ def test_every_mixture_and_latent() -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("cache", ["auto", "fp8_e4m3"])  # the other format has the same code
 def test_every_shape(kernel: str, dtype: str, cache: str) -> None:
-    """All dims with all lengths of queries; groups and masks in turn."""
+    """All dims with all lengths of queries; groups, masks and contexts that are cut in turn."""
     half = dtype == "bfloat16"
     dims = (16, 64, 80, 128, 256) if half else (64, 128)
     lengths = (8,) if kernel == "decode" else (1, 16, 512) if half else (1, 512)
     masks = itertools.cycle([(1, None, None), (7, None, None), (4, 128, None), (4, None, 50.0)])
+    contexts = itertools.cycle([None, 2048, None, 2048, 2048, None, 2048, None])
     shape: Call = {"kernel": kernel, "dtype": dtype, "cache": cache}
     found: list[Call] = []
     for dim, queries, _ in itertools.product(dims, lengths, range(2)):
         group, window, softcap = next(masks)
         found.append(
             {**shape, "head_dim": dim, "queries": queries, "group": group, "window": window,
-             "softcap": softcap}
+             "softcap": softcap, "context": next(contexts)}
         )  # fmt: skip
     check(found)
 
