@@ -24,6 +24,9 @@ from pagedsim.kernels.softmax import fold, place
 from pagedsim.kernels.tiles import Split, Tiles, chunk_split, power_of_two
 from pagedsim.kernels.tuning import Cut
 
+MOST_ROOM = 256 << 20
+"""Bytes that the parts of one batch may take. Chunks of more fill a GPU without being cut."""
+
 
 def paged_attention(
     q: torch.Tensor,
@@ -53,7 +56,7 @@ def paged_attention(
 
     If one program has all tokens of a sequence, its context is cut into parts, as in a decode:
     few programs would otherwise read a long context. Not without `max_context`, as in a graph: room
-    for the parts of all that tables hold would be large.
+    for the parts of all that tables hold would be large; and not where that takes over `MOST_ROOM`.
     """
     tokens, heads, head_dim = q.shape
     block_size, kv_heads = k_cache.shape[1:3]
@@ -74,7 +77,8 @@ def paged_attention(
     parts: Parts | None = None
     split = split or chunk_split(kv_heads)
     room = min(block_tables.shape[1] * block_size, max_context or 0)
-    if max_query_len <= queries and room > split.part:
+    size = 4 * tiles.rows * kv_heads * head_dim * sequences * split.bound(room)
+    if max_query_len <= queries and room > split.part and size <= MOST_ROOM:
         cut = Cut(tiles, split)
         seen = None if window is None else window + max_query_len - 1  # by all of the tokens
         parts = once(

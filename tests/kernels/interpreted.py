@@ -260,6 +260,10 @@ def test_a_graph_reads_the_contexts_of_its_replay(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(attention, "chunk_split", lambda kv_heads: Split(16, 16))
     step(case.batch)
     assert names == ["_cut", "_decode", "_cut", "_attention", "_merge"]
+    with monkeypatch.context() as patched:
+        patched.setattr(attention, "MOST_ROOM", 1000)
+        check(step(case.batch), case)
+    assert names == ["_cut", "_decode", "_attention"]
     batch = for_a_graph(case.batch, len(i.q))
     batch.context_lens.clamp_(max=24)
     out = step(batch).fill_(torch.nan)
