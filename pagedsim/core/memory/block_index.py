@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Final
 
+from pagedsim.core.compiled import mypyc_attr
 from pagedsim.core.errors import IntegrityError
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)  # so that it can be copied, as memories are
 class Chain:
     """Blocks with new content, each registered after the one before, and their keys."""
 
@@ -38,6 +40,7 @@ class Chain:
 _COPY: Final = Chain()
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class BlockIndex:
     """The blocks with content by key, and back. Of blocks with equal keys the first is found."""
 
