@@ -91,25 +91,25 @@ class AttentionBatch:
             tuple(zip(lengths[decodes:], contexts[decodes:], strict=True)),
         )
 
-    def tables(self, which: slice) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def tables(self, part: slice) -> tuple[torch.Tensor, torch.Tensor | None]:
         """`block_tables` and `rows` of some of the sequences."""
         if self.rows is None:
-            return self.block_tables[which], None
-        return self.block_tables, self.rows[which]
+            return self.block_tables[part], None
+        return self.block_tables, self.rows[part]
 
     @cached_property
     def decodes(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """`block_tables`, `context_lens` and `rows` of the decodes."""
-        which = slice(0, self.num_decodes)
-        tables, rows = self.tables(which)
-        return tables, self.context_lens[which], rows
+        part = slice(0, self.num_decodes)
+        tables, rows = self.tables(part)
+        return tables, self.context_lens[part], rows
 
     @cached_property
     def spans(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """`block_tables`, `query_start`, `context_lens` and `rows` of the chunks."""
-        which = slice(self.num_decodes, None)
-        tables, rows = self.tables(which)
-        return tables, self.query_start[which], self.context_lens[which], rows
+        part = slice(self.num_decodes, None)
+        tables, rows = self.tables(part)
+        return tables, self.query_start[part], self.context_lens[part], rows
 
     @cached_property
     def num_tokens(self) -> int:

@@ -100,9 +100,9 @@ class Bench:
         self.launched = launched
         cache = Cache(self.model.cache_shape(16), BLOCKS, 0, self.device)
         self.runner = Runner(self.model, cache, seqs=SEQS, longest=LONGEST)
-        free, begun = self._free(), time.perf_counter()
+        free, start = self._free(), time.perf_counter()
         self.runner.warm_up(LONGEST, graphs=1024)
-        run.content["warm_up_seconds"] = time.perf_counter() - begun
+        run.content["warm_up_seconds"] = time.perf_counter() - start
         run.content["warm_up_bytes"] = free - self._free()
         self._graphs, self._names = self.runner.graphs, count()
         # The machine of a CPU may be shared.
@@ -134,13 +134,13 @@ class Bench:
                 wait(self.device)
                 self.launched.clear()
                 runner.launched.clear()
-                begun = self._clock()
+                start = self._clock()
                 inputs = runner.inputs_of(plan)
                 prepared = self._clock()
                 runner.carry_out(inputs)
                 launched = self._clock()
                 wait(self.device)
-                times[-1].append((prepared - begun, launched - begun, self._clock() - begun))
+                times[-1].append((prepared - start, launched - start, self._clock() - start))
                 self._end(scheduler, plan)
         inputs_s, seconds, whole = (
             min(median(part) for part in parts)

@@ -127,7 +127,7 @@ def tuned_attention(model: str, kernel: str, cache: str, gpu: Gpu, rounds: int) 
         rows = tuple(size for size in ROWS if size >= least)
         cases = [Case(model, *numbers, cache=cache) for numbers in PREFILLS]
     by_warp = (False, True) if kernel == "decode" else (False,)
-    tiles = [Tiles(*each) for each in product(rows, keys, warps, STAGES, by_warp)]
+    tiles = [Tiles(*fields) for fields in product(rows, keys, warps, STAGES, by_warp)]
     candidates = [
         start._replace(tiles=size)
         for size in tiles

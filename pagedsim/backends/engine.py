@@ -269,12 +269,13 @@ class Serving(BackendRun):
             try:
                 work(engine)
             finally:
+                launched = engine.runner.launched.items()
+                self._launched = {f"{kind}_steps": steps for kind, steps in launched}
                 engine.close()
                 del engine
                 give_back()
 
     def _stepped(self, engine: LLMEngine) -> None:
-        self._launched = {f"{kind}_steps": n for kind, n in engine.runner.launched.items()}
         if engine.times is None:
             self._failures.append(engine.failure)
             return

@@ -187,10 +187,8 @@ def _is_none(store: Any) -> bool:
 def unshared(settings: Mapping[str, Any], workload: Workload) -> Iterator[str]:
     """Recorded sessions of which no memory finds again what their prompts share."""
     memory, offload = (settings.get(group) or {} for group in ("memory", "offload"))
-    if workload.whole and (memory.get("_target_"), len(offload)) == (
-        "pagedsim.core.PagedMemory",
-        1,
-    ):
+    targets = memory.get("_target_"), offload.get("_target_")
+    if workload.whole and targets == ("pagedsim.core.PagedMemory", "pagedsim.core.offload.Offload"):
         yield "memory=paged finds nothing of what the sessions' prompts share; memory=prefix does"
 
 

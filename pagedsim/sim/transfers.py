@@ -11,6 +11,9 @@ from pagedsim.core import StepPlan
 from pagedsim.core.transfers import Direction, EndedCopy, Transfer
 from pagedsim.sim.copies import By, Lane
 
+Queue = deque[tuple[float, EndedCopy]]
+"""Transfers of one direction, with when each ends."""
+
 
 class Copies(Protocol):
     """How long copies of blocks take; `CopyTimes` is one."""
@@ -54,8 +57,7 @@ class Transfers:
     def clear(self) -> None:
         """Forget what is in flight."""
         self._down, self._up = Lane(), Lane()
-        self._stores: deque[tuple[float, EndedCopy]] = deque()  # when each ends
-        self._loads: deque[tuple[float, EndedCopy]] = deque()
+        self._stores, self._loads = Queue(), Queue()
         self._waited_for: list[EndedCopy] = []  # loads that end with the step
         self._beside = 0.0  # when the loads beside the step end
 
@@ -99,16 +101,20 @@ class Transfers:
         return seconds
 
     def _load(self, transfer: Transfer, now: float, by: By) -> float:
-        begin = max(now, self._up.until)
-        end = self._up.submit(now, self._copies.seconds(len(transfer.blocks), by), by, self._down)
-        self._loads.append((end, self._copy(transfer, end - begin)))
-        return end
+        return self._submit(transfer, now, by, self._up, self._down, self._loads)
 
     def _store(self, transfer: Transfer, now: float) -> None:
         by: By = "kernel" if transfer.beside else "dma"
-        begin = max(now, self._down.until)
-        end = self._down.submit(now, self._copies.seconds(len(transfer.blocks), by), by, self._up)
-        self._stores.append((end, self._copy(transfer, end - begin)))
+        self._submit(transfer, now, by, self._down, self._up, self._stores)
+
+    def _submit(
+        self, transfer: Transfer, now: float, by: By, lane: Lane, other: Lane, queue: Queue
+    ) -> float:
+        """Put a transfer behind those of its direction; returns when it ends."""
+        begin = max(now, lane.until)
+        end = lane.submit(now, self._copies.seconds(len(transfer.blocks), by), by, other)
+        queue.append((end, self._copy(transfer, end - begin)))
+        return end
 
     def _copy(self, transfer: Transfer, seconds: float) -> EndedCopy:
         size = len(transfer.blocks) * self._copies.block_bytes

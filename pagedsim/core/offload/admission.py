@@ -95,14 +95,14 @@ class LoadingAdmission:
             if not queues.admits(request):
                 return 0
             self._holding.append(queues.hold_for_load(cached + loaded, hit))
-            loads.found(request, loaded, wait=False)
+            loads.begin(request, loaded, wait=False)
             return None
         if not queues.admits(request):
             return 0
         left = prefill_tokens(request, memory) - cached - loaded
         count = self._chunk(left, budget)
         queues.start(self._plan, count, hit, loaded=loaded)
-        loads.found(request, loaded, wait=waits)
+        loads.begin(request, loaded, wait=waits)
         loads.admitted.append(request)
         return count
 

@@ -218,17 +218,17 @@ class OffloadConnector:
             self._forget_if_done(account)
         if self.lower.tiers:
             self.lower.promote(self._now, self.step)
-            if plan._chunks or plan._decode_count or self.loads.begun:
+            if plan._chunks or plan._decode_count or self.loads.started:
                 self._rounds = 0
             elif self.step.promotions:
                 self._rounds += 1
         self.step.held_back = self.host.held_back
-        plan._transfers = [*self.loads.begun, *stores]
+        plan._transfers = [*self.loads.started, *stores]
         plan._flushed = [*sorted(flushed), *self.loads.waited_for]
 
     def _nothing_to_do(self, plan: StepPlan) -> bool:
         """Whether a step stores nothing and waits for nothing, as most steps that only decode."""
-        news = plan._chunks or plan._preemptions or self._ended or self.loads.begun
+        news = plan._chunks or plan._preemptions or self._ended or self.loads.started
         return self.prompt_only and not (
             news or self._refused or len(self._fences) or self.lower.tiers
         )

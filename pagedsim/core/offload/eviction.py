@@ -81,8 +81,8 @@ class ChunkEviction(ABC):
 
 def _accessed(chunks: Mapping[Hashable, HostChunk], account: Account) -> list[HostChunk]:
     """The chunks that a request has accessed and that are still here, in order."""
-    found = map(chunks.get, account.accessed.values())
-    return sorted([chunk for chunk in found if chunk is not None], key=attrgetter("index"))
+    present = map(chunks.get, account.accessed.values())
+    return sorted([chunk for chunk in present if chunk is not None], key=attrgetter("index"))
 
 
 class LRU(ChunkEviction):

@@ -55,7 +55,7 @@ class Loads:
         self._sync_left = self._sync_tokens
         self.admitted: list[Request] = []
         """Requests that have joined the batch in this step, or whose load has begun."""
-        self.begun: list[Transfer] = []
+        self.started: list[Transfer] = []
         self.waited_for: list[int] = []
         """Those that the step waits for."""
 
@@ -91,13 +91,13 @@ class Loads:
         if self._prices is not None:
             sources = [*self._sources(names, account)]
             names = names[: worth_loading(self._prices, sources, size, hit - first * size)]
-        found = self._find(names, first, account)
-        if found == DEFERRED:
+        count = self._find(names, first, account)
+        if count == DEFERRED:
             return DEFERRED, "pending"
-        end = (first + found) * size
-        if not found or end - hit < size:
+        end = (first + count) * size
+        if not count or end - hit < size:
             return 0, ""
-        if self._chunking.caching and not self._loading.isdisjoint(names[:found]):
+        if self._chunking.caching and not self._loading.isdisjoint(names[:count]):
             return DEFERRED, "loading"
         return end - hit, ""
 
@@ -113,7 +113,7 @@ class Loads:
 
     def _find(self, names: Sequence[Hashable], first: int, account: Account) -> int:
         """How many chunks can be loaded from the first one on, or `DEFERRED`."""
-        found, deferred = 0, False
+        count, deferred = 0, False
         if names and self._lower.tiers:
             self._lower.collect_once(self._now, self.step)
         for place, key in enumerate(names, first):
@@ -126,8 +126,8 @@ class Loads:
                 deferred = True
                 if answer == UNKNOWN:
                     continue
-            found += 1
-        return DEFERRED if deferred else found
+            count += 1
+        return DEFERRED if deferred else count
 
     # -- loads -----------------------------------------------------------------------------------
 
@@ -138,7 +138,7 @@ class Loads:
         self._sync_left -= tokens
         return True
 
-    def found(self, request: Request, tokens: int, wait: bool) -> None:
+    def begin(self, request: Request, tokens: int, wait: bool) -> None:
         """A request that was looked up has its blocks now; the load of so many tokens begins.
 
         `wait`: it runs in the same step; else it is holding.
@@ -160,13 +160,13 @@ class Loads:
         blocks = blocks[account.hit // chunking.block_size : end * chunking.per]
         job = Job(account, Direction.LOAD, chunks, blocks, wait)
         load = self._jobs.begin(job, places[-len(blocks) :])
-        self.begun.append(load)
+        self.started.append(load)
         if wait:
             self.waited_for.append(load.job)
             return
         self.loaders[request] = False
         self.admitted.append(request)
-        if self._chunking.caching:
+        if chunking.caching:
             self._loading.update(names)
 
     def _note_sources(self, account: Account, names: Sequence[Hashable], first: int) -> None:
