@@ -342,6 +342,11 @@ class LLMEngine:
         if self.stuck and not self.copying:
             self.scheduler.raise_if_deadlocked(self.now)
 
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for their admission."""
+        return len(self.scheduler.waiting)
+
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has anything to do."""
         scheduler = self.scheduler

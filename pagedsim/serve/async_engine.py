@@ -149,7 +149,7 @@ class AsyncLLMEngine:
     @property
     def waiting(self) -> int:
         """Number of requests that are not scheduled yet."""
-        return self._entering + len(self._engine.scheduler.waiting)
+        return self._entering + self._engine.waiting
 
     @property
     def healthy(self) -> bool:

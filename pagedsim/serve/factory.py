@@ -59,6 +59,7 @@ def build_model(
             speed=config["speed"],
             answer_tokens=config["answer_tokens"],
             tokenizer=_tokenizer(config["tokenizer"]),
+            way=stage.cost.server_seconds,
             **stage.settings,
         )
         return ServedModel(engine, "sim", config["name"] or stage.replica.model.name)

@@ -106,14 +106,17 @@ class RealtimeSimulator:
         speed: float = 1.0,
         answer_tokens: int = 256,
         tokenizer: Tokenizer | None = None,
+        way: float = 0.0,
         clock: Callable[[], float] = time.perf_counter,
         **settings: Any,
     ) -> None:
         """`answer_tokens`: output length without max_tokens; `clock` is the wall clock in seconds.
 
-        `settings` are those of `Server`.
+        A request is queued `way` simulated seconds after its arrival, as in `simulate`; what it
+        really took to read it passes within that time. `settings` are those of `Server`.
         """
         self.scheduler, self.speed, self.answer_tokens = scheduler, speed, answer_tokens
+        self._way, self._on_their_way = way, 0
         self.tokenizer: Tokenizer = tokenizer or FillerTokenizer()
         self.failure = ""
         self.lag = 0.0
@@ -142,6 +145,7 @@ class RealtimeSimulator:
             **self._settings,
         )
         requests = self.scheduler.requests
+        self._on_their_way = 0
         self._server.searching = sum(request.params.beam_search for request in requests.values())
         for answer in self._answers.values():
             if answer.request.id not in requests:
@@ -156,6 +160,11 @@ class RealtimeSimulator:
     def pause(self) -> float:
         due = self._environment.due
         return due if due == inf else max(due - self.now, 0.0) / self.speed
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for their admission, those on their way to the queue included."""
+        return self._on_their_way + len(self.scheduler.waiting)
 
     def has_unfinished_requests(self) -> bool:
         return bool(self._answers)
@@ -198,6 +207,7 @@ class RealtimeSimulator:
         request = answer.request
 
         def arrive(event: simpy.Event) -> None:
+            self._on_their_way -= 1
             if self._answers.get(request.id) is answer:  # it may have been aborted before
                 try:
                     self._server.submit(request, answer.limit)
@@ -205,7 +215,8 @@ class RealtimeSimulator:
                     self.failure = f"{type(error).__name__}: {error}"
                     self._unqueued.append(self._ended(answer, "error"))
 
-        self._when(request.arrival or 0.0, arrive)
+        self._on_their_way += 1
+        self._when((request.arrival or 0.0) + self._way, arrive)
 
     def _when(self, time: float, what: Callable[[simpy.Event], None]) -> None:
         event = self._environment.at(time)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 Engine: TypeAlias = "LLMEngine | RealtimeSimulator"
-"""Serves requests step by step. Of its members, only `now` is thread-safe."""
+"""Serves requests step by step. Of its members, only `now` and `waiting` are thread-safe."""
 
 
 class Stream:

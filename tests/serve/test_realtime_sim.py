@@ -12,14 +12,19 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
+from pagedsim.backends.base import StoppableRecorder
 from pagedsim.build import make_memory, make_scheduler
 from pagedsim.core import Policy, Request, RequestError, SamplingParams, Scheduler, StepPlan
 from pagedsim.core.batch_state import ServerState
 from pagedsim.core.policy import Arrived, Event
 from pagedsim.engine.output import RequestOutput
 from pagedsim.metrics.recorder import Recorder
+from pagedsim.serve.factory import build_model
 from pagedsim.serve.realtime_sim import RealtimeSimulator
 from pagedsim.sim.simulate import simulate
+from pagedsim.spec.composed import Composed
+from pagedsim.spec.conf import Conf
+from pagedsim.spec.run import RunSpec
 from tests.sim.harness import Affine, Constant, content
 
 Row = tuple[float, int, int, int]
@@ -114,19 +119,18 @@ SETTINGS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda one: "-".join(map(str, one.values())))
 @examples(max_examples=examples().max_examples // 5)
-@given(rows=rows, overlap=st.booleans())
+@given(rows=rows, overlap=st.booleans(), way=st.sampled_from((0.0, 0.02)))
 def test_every_step_and_every_time_is_that_of_the_simulation(
-    settings: dict[str, Any], rows: list[Row], overlap: bool
+    settings: dict[str, Any], rows: list[Row], overlap: bool, way: float
 ) -> None:
     if settings["batching"] == "sglang":  # which serves one sequence of each request
         rows = [(arrival, prompt, output, 1) for arrival, prompt, output, _ in rows]
     cost = Affine(block=0.0007)
     wanted, got = Recorder(), Recorder()
-    simulate(scheduler(**settings), Rows(rows), cost, wanted, overlap=overlap, fast_forward=False)
+    how: dict[str, Any] = {"overlap": overlap, "way": way}
+    simulate(scheduler(**settings), Rows(rows), cost, wanted, fast_forward=False, **how)
     clock = Clock()
-    engine = RealtimeSimulator(
-        scheduler(**settings), cost, observer=got, clock=clock, overlap=overlap
-    )
+    engine = RealtimeSimulator(scheduler(**settings), cost, observer=got, clock=clock, **how)
     outputs = paced(engine, clock, rows)
     assert content(got.requests_table()) == content(wanted.requests_table())
     assert content(got.steps_table()) == content(wanted.steps_table())
@@ -154,6 +158,35 @@ def test_tokens_come_when_their_steps_end() -> None:
     assert (last.outputs[0].text, last.outputs[0].finish_reason) == (" 2", "length")
     assert last.metrics.first_token == 1.0 and last.metrics.finished == 2.0
     assert not engine.has_unfinished_requests()
+
+
+@pytest.mark.parametrize("read", [0.0, 0.015])
+def test_a_request_is_queued_when_the_modelled_server_would_have_read_it(read: float) -> None:
+    """What it takes here to read it passes within that time: it does not come on top."""
+    clock = Clock()
+    engine = RealtimeSimulator(scheduler(), Constant(1.0), clock=clock, way=0.02)
+    clock.time = read
+    engine.add_request("a", [1, 2], SamplingParams(max_tokens=1), arrival=0.0)
+    assert engine.waiting == 1 and engine.pause == pytest.approx(0.02 - read)
+    clock.time = 0.02
+    assert engine.step() == [] and engine.waiting == 0
+    clock.time = 1.02
+    (answer,) = engine.step()
+    assert answer.metrics.arrival == 0.0 and answer.metrics.first_token == 1.02
+
+
+def test_the_command_and_a_simulation_of_its_words_take_the_same_time_to_a_first_token() -> None:
+    words = ["model=tiny", "hardware=cpu", "stack.server_ms=7"]
+    served = build_model(Composed.of(words, Conf(root="serve")).resolved()).engine
+    assert isinstance(served, RealtimeSimulator)
+    served._clock = clock = Clock()
+    served._epoch = 0.0
+    (answer,) = paced(served, clock, [(0.25, 20, 1, 1)])
+    recorder = StoppableRecorder()
+    simulation: Any = RunSpec(Composed.of(words).resolved()).prepare()
+    simulation.run(Rows([(0.25, 20, 1, 1)]), recorder)
+    (first,) = recorder.requests_table()["first_token"].to_pylist()
+    assert answer.metrics.first_token == first > 0.257
 
 
 def test_a_speed_of_ten_lets_ten_seconds_pass_in_one() -> None:
