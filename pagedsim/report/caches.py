@@ -10,6 +10,7 @@ from pagedsim.metrics.arms import Arms
 from pagedsim.metrics.compare import value_of
 from pagedsim.metrics.recorder import SOURCES
 from pagedsim.metrics.tables import WORKING_SET
+from pagedsim.report.figures import Axis, FigureData, Panel, Series, time_axis
 from pagedsim.report.style import (
     INK,
     MUTED,
@@ -21,13 +22,13 @@ from pagedsim.report.style import (
     new_figure,
     short,
     tidy,
-    time_label,
 )
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _NAMES = dict(zip(SOURCES, ("GPU", "host", "storage", "computed"), strict=True))
+_UNITS = {"million": 1e6, "thousand": 1e3}
 _COLOURS = dict(zip(SOURCES, ("#0072b2", "#56b4e9", "#009e73", "#b1bac4"), strict=True))
 
 
@@ -65,22 +66,36 @@ def draw_sources(study: Arms) -> Figure:
     return figure
 
 
-def draw_working_set(study: Arms) -> Figure:
-    """The working set of every arm's first seed over time, with the sizes of memory."""
-    look = looks(study.arms, bool(study.swept))
-    figure = new_figure(3.4)
-    axes = figure.subplots()
-    sizes: dict[float, str] = {}
+def working_set_data(study: Arms) -> FigureData:
+    """The working set of every arm's first seed over time."""
     most = max(value_of(run.summary, "working_set_peak") for run in study.runs)
-    unit, name = (1e6, "million") if most >= 1e6 else (1e3, "thousand")
+    name = "million" if most >= 1e6 else "thousand"
+    unit = _UNITS[name]
+    lines = []
     for arm in study.arms:
         run = study.of(arm)[0]
         columns = [run.requests(name)[name].to_numpy() for name in ("scheduled", WORKING_SET)]
         times, tokens = (values[np.argsort(columns[0])] for values in columns)
-        axes.plot(times, tokens / unit, color=look[arm].colour, linestyle=look[arm].dashes)
+        lines.append(Series(arm, None, times, tokens / unit))
+    return FigureData([Panel("", time_axis(study.runs), Axis("tokens", name), lines)])
+
+
+def draw_working_set(study: Arms, data: FigureData) -> Figure:
+    """The lines, with the sizes of memory."""
+    look = looks(study.arms, bool(study.swept))
+    figure = new_figure(3.4)
+    axes = figure.subplots()
+    (panel,) = data.panels
+    unit = _UNITS[panel.y.unit]
+    sizes: dict[float, str] = {}
+    for line in panel.series:
+        style = look[line.arm or ""]
+        axes.plot(line.x, line.y, color=style.colour, linestyle=style.dashes)
+        run = study.of(line.arm or "")[0]
         names = ("total_blocks", "host_blocks", "block_size")
         gpu, host, size = (value_of(run.summary, name) for name in names)
         sizes |= {gpu * size: "GPU", (gpu + host) * size: "GPU + host"}
+    most = max(value_of(run.summary, "working_set_peak") for run in study.runs)
     for size, memory in sizes.items():
         if size <= 4 * most:  # else the lines would lie on the ground
             axes.axhline(size / unit, color=MUTED, lw=0.9, ls=":")
@@ -88,7 +103,7 @@ def draw_working_set(study: Arms) -> Figure:
             annotate(axes, memory, (1, size / unit), (-2, 5), **place)
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
-    tidy(axes, x=time_label(study.runs), y=f"{name} tokens")
+    tidy(axes, x=panel.x.text, y=panel.y.text)
     margins(figure, top=0.4)
     key(figure, entries(study, look))
     return figure

@@ -4,15 +4,85 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pagedsim.core import ConfigError
 from pagedsim.report.style import DARK, DPI, drawing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from pagedsim.metrics.arms import Run
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What lies along one side of a panel."""
+
+    label: str
+    unit: str = ""
+    log: bool = False
+    ticks: Mapping[float, str] = field(default_factory=dict)
+    """Names of places, where these are no quantities."""
+    limits: tuple[float, float] | None = None
+    """Its ends, where these are not those of the lines."""
+
+    @property
+    def text(self) -> str:
+        """The label with its unit."""
+        return f"{self.label} ({self.unit})" if self.unit else self.label
+
+
+def time_axis(runs: Sequence[Run]) -> Axis:
+    """The axis of a plot over time."""
+    return Axis("time" if any(run.measured for run in runs) else "simulated time", "s")
+
+
+@dataclass(frozen=True, eq=False)
+class Series:
+    """One line: of an arm, of a client, or of a client under an arm; None: of all together."""
+
+    arm: str | None
+    client: str | None
+    x: NDArray[np.float64]
+    y: NDArray[np.float64]
+    low: NDArray[np.float64] | None = None
+    high: NDArray[np.float64] | None = None
+    """The interval about each y; NaN where there is none."""
+    until: float | None = None
+    """Of a line in steps, whose values hold from their x to the next: where the last one ends."""
+
+    @property
+    def edges(self) -> NDArray[np.float64]:
+        """Where the steps begin, and where the last one ends."""
+        assert self.until is not None
+        return np.append(self.x, self.until)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Lines over the same axes."""
+
+    title: str
+    x: Axis
+    y: Axis
+    series: Sequence[Series]
+    shaded: Sequence[tuple[float, float]] = ()
+    """Stretches of x in grey."""
+
+
+@dataclass(frozen=True)
+class FigureData:
+    """The numbers of a figure, in the units of its axes."""
+
+    panels: Sequence[Panel]
+    across: int = 1
+    """How many panels are side by side where there is room."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +92,8 @@ class FigureSpec:
     title: str
     caption: str
     draw: Callable[[], Figure]
+    data: Callable[[], FigureData] | None = None
+    """The numbers behind its lines, where it consists of lines: for charts on the page."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +106,7 @@ class Plot:
     png: bytes
     svg: str
     """For inlining: without a header, with colours as CSS variables of `COLOURS`."""
+    data: FigureData | None = None
 
 
 COLOURS = {light: f"--c{light[1:]}" for light in DARK}
@@ -48,7 +121,8 @@ def drawn(drawings: Mapping[str, FigureSpec], broken: dict[str, str] | None = No
         for name, figure in drawings.items():
             try:
                 image = render(name, figure.draw())
-                plots.append(Plot(name, figure.title, figure.caption, *image))
+                data = figure.data and figure.data()
+                plots.append(Plot(name, figure.title, figure.caption, *image, data))
             except ConfigError as error:
                 if broken is None:
                     raise

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from pagedsim.metrics.arms import Arms, Run
 from pagedsim.metrics.compare import baseline_of
 from pagedsim.report import style
+from pagedsim.report.figures import time_axis
 from pagedsim.report.style import (
     DECODE,
     INK,
@@ -26,7 +27,6 @@ from pagedsim.report.style import (
     new_figure,
     short,
     tidy,
-    time_label,
 )
 from pagedsim.report.timeline import (
     AGAIN,
@@ -147,7 +147,7 @@ def _panel(axes: Axes, study: Arms, run: Run, rows: NDArray[np.int64], first: bo
     axes.set_ylim(float(y.max(initial=0)) + 1, -1)
     axes.autoscale_view(scaley=False)
     axes.grid(axis="y", visible=False)
-    tidy(axes, x=time_label([run]))
+    tidy(axes, x=time_axis([run]).text)
     axes.set_facecolor(PAPER)
     axes.tick_params(axis="y", length=0)
     if len(names) > 1:

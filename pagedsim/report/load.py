@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from pagedsim.metrics.arms import Arms, Run
 from pagedsim.metrics.compare import value_of
 from pagedsim.metrics.service import ServiceOverTime
-from pagedsim.metrics.tables import Floats, service_over_time, stretches_of
+from pagedsim.metrics.tables import Floats, Mask, service_over_time, stretches_of
+from pagedsim.report.figures import Axis, FigureData, Panel, Series, time_axis
 from pagedsim.report.style import (
     GRID,
-    Look,
     entries,
     key,
     looks,
@@ -22,39 +22,52 @@ from pagedsim.report.style import (
     short,
     stairs,
     tidy,
-    time_label,
 )
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 BINS = 320
 
 
-def draw_load(study: Arms) -> Figure:
-    """Waiting requests, running requests and KV use of every arm's first seed, one panel each.
+def load_data(study: Arms) -> FigureData:
+    """Waiting requests, running requests and KV use of every arm's first seed, a panel each.
 
     KV use is omitted if the server's steps are not known.
     """
-    look = looks(study.arms, bool(study.swept))
-    inside = all(run.inside for run in study.runs)
-    titles = ["Requests waiting", "Requests running", *(["KV memory"] if inside else [])]
-    figure = new_figure(4.7 if inside else 3.4)
-    panels = figure.subplots(len(titles), 1, sharex=True)
+    panels = {"waiting": "Requests waiting", "running": "Requests running"}
+    if all(run.inside for run in study.runs):
+        panels["kv"] = "KV memory"
+    lines: dict[str, list[Series]] = {name: [] for name in panels}
     for arm in study.arms:
-        run = study.of(arm)[0]
-        edges, series = load_of(run, BINS)
-        for axes, values in zip(panels, series.values(), strict=False):
-            stairs(axes, values, edges, look[arm])
-    for axes, title in zip(panels, titles, strict=True):
-        axes.set_title(title)
+        edges, series = load_of(study.of(arm)[0], BINS)
+        for name, some in lines.items():
+            some.append(Series(arm, None, edges[:-1], series[name], until=float(edges[-1])))
+    time = time_axis(study.runs)
+    return FigureData(
+        [
+            Panel(title, time, Axis("of blocks", "%") if name == "kv" else Axis("requests"), some)
+            for (name, title), some in zip(panels.items(), lines.values(), strict=True)
+        ]
+    )
+
+
+def draw_load(study: Arms, data: FigureData) -> Figure:
+    """A panel below another."""
+    look = looks(study.arms, bool(study.swept))
+    inside = len(data.panels) == 3
+    figure = new_figure(4.7 if inside else 3.4)
+    grid = figure.subplots(len(data.panels), 1, sharex=True)
+    for axes, panel in zip(grid, data.panels, strict=True):
+        for line in panel.series:
+            stairs(axes, line.y, line.edges, look[line.arm or ""])
+        axes.set_title(panel.title)
         axes.set_ylim(bottom=0)
-        tidy(axes, y="requests")
-    tidy(panels[-1], x=time_label(study.runs), y="% of blocks" if inside else "requests")
+        tidy(axes, y="% of blocks" if panel.y.unit else panel.y.label)
+    tidy(grid[-1], x=data.panels[-1].x.text)
     if inside:
-        panels[-1].set_ylim(0, 102)
-    panels[0].set_xlim(left=0)
+        grid[-1].set_ylim(0, 102)
+    grid[0].set_xlim(left=0)
     margins(figure, hspace=0.38)
     key(figure, entries(study, look))
     return figure
@@ -144,41 +157,57 @@ def tells_of_service(study: Arms) -> bool:
     return fits and any("service_gap" in study.of(arm)[0].summary for arm in study.arms)
 
 
-def draw_service(study: Arms) -> Figure:
-    """Cumulative service of each client under every arm's first seed, one panel per arm."""
-    look = looks(study.clients)
-    down = -(-len(study.arms) // _ACROSS)
-    across = -(-len(study.arms) // down)
-    figure = new_figure(0.75 + 2.6 * down)
-    panels = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True)
-    for axes, arm in zip(panels.flat, study.arms, strict=False):
+def service_data(study: Arms) -> FigureData:
+    """Cumulative service of each client under every arm's first seed, a panel per arm."""
+    axes, panels = (time_axis(study.runs), Axis("service", "thousand")), []
+    for arm in study.arms:
         first, *others = study.of(arm)
-        _draw_arm(axes, first, look)
-        axes.set_title(f"{short(arm, 28)}, seed {first.seed}" if others else short(arm))
-    for axes in panels.flat[len(study.arms) :]:
+        clients, over, end = _of(first)
+        times = np.linspace(0, end, _POINTS)
+        lines = [
+            Series(arm, client, times, over.at(number, times) / _THOUSAND)
+            for number, client in enumerate(clients)
+        ]
+        waiting = np.zeros(_POINTS)
+        for number in range(len(clients)):
+            waiting += _waits(over, number, times)
+        title = f"{short(arm, 28)}, seed {first.seed}" if others else short(arm)
+        panels.append(Panel(title, *axes, lines, _spans(times, waiting > 1)))
+    down = -(-len(panels) // _ACROSS)
+    return FigureData(panels, -(-len(panels) // down))
+
+
+def _spans(times: Floats, holds: Mask) -> list[tuple[float, float]]:
+    """Where a condition holds from one time to the next."""
+    flips = np.flatnonzero(np.diff(holds, prepend=False, append=False))
+    spans = zip(flips[::2].tolist(), flips[1::2].tolist(), strict=True)
+    return [(float(times[first]), float(times[last - 1])) for first, last in spans]
+
+
+def draw_service(study: Arms, data: FigureData) -> Figure:
+    """A panel beside another."""
+    look = looks(study.clients)
+    down = -(-len(data.panels) // data.across)
+    figure = new_figure(0.75 + 2.6 * down)
+    grid = figure.subplots(down, data.across, squeeze=False, sharex=True, sharey=True)
+    for axes, panel in zip(grid.flat, data.panels, strict=False):
+        for begin, end in panel.shaded:
+            axes.axvspan(begin, end, color=GRID, lw=0)
+        for line in panel.series:
+            style = look[line.client or ""]
+            axes.plot(line.x, line.y, color=style.colour, linestyle=style.dashes)
+        axes.set_title(panel.title)
+    for axes in grid.flat[len(data.panels) :]:
         axes.set_visible(False)
-    for axes in panels[:, 0]:
-        tidy(axes, y="service (thousand)")
-    for axes in panels[-1]:
-        tidy(axes, x=time_label(study.runs))
-    panels[0, 0].set_xlim(left=0)
-    panels[0, 0].set_ylim(bottom=0)
+    for axes in grid[:, 0]:
+        tidy(axes, y=data.panels[0].y.text)
+    for axes in grid[-1]:
+        tidy(axes, x=data.panels[0].x.text)
+    grid[0, 0].set_xlim(left=0)
+    grid[0, 0].set_ylim(bottom=0)
     margins(figure, hspace=0.3, wspace=0.08)
     key(figure, {client or "unnamed client": line for client, line in look.items()})
     return figure
-
-
-def _draw_arm(axes: Axes, run: Run, look: dict[str, Look]) -> None:
-    clients, over, end = _of(run)
-    times = np.linspace(0, end, _POINTS)
-    contended = sum(_waits(over, number, times) for number in range(len(clients))) > 1
-    axes.fill_between(
-        times, 0, 1, where=contended, transform=axes.get_xaxis_transform(), color=GRID, lw=0
-    )
-    for number, client in enumerate(clients):
-        line = look[client]
-        values = over.at(number, times) / _THOUSAND
-        axes.plot(times, values, color=line.colour, linestyle=line.dashes)
 
 
 def _of(run: Run) -> tuple[list[str], ServiceOverTime, float]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pagedsim.core.contracts import is_ours, own_modules
 from pagedsim.core.errors import ConfigError, raised
 from pagedsim.metrics.arms import Arms
-from pagedsim.metrics.catalogue import Scale, keys_of, label_of, latency_of, scale_of
+from pagedsim.metrics.catalogue import keys_of, label_of, latency_of, scale_of
 from pagedsim.metrics.compare import (
     Comparison,
     baseline_of,
@@ -26,10 +26,16 @@ from pagedsim.metrics.compare import (
     values_of,
 )
 from pagedsim.metrics.tables import Requests
-from pagedsim.report.caches import draw_sources, draw_working_set, sources_of
-from pagedsim.report.figures import FigureSpec
+from pagedsim.report.caches import draw_sources, draw_working_set, sources_of, working_set_data
+from pagedsim.report.figures import Axis, FigureData, FigureSpec, Panel, Series
 from pagedsim.report.gantt import ROWS, busiest, draw_gantt
-from pagedsim.report.load import draw_load, draw_service, tells_of_service
+from pagedsim.report.load import (
+    draw_load,
+    draw_service,
+    load_data,
+    service_data,
+    tells_of_service,
+)
 from pagedsim.report.replicas import draw_balance
 from pagedsim.report.style import (
     GRID,
@@ -87,7 +93,8 @@ def _guarded(name: str, describe: Describe) -> Describe:
                 raise ConfigError(f"plot {name}: answered {spec!r}: must be a FigureSpec, or None")
         except ConfigError as error:
             return FigureSpec(name, "", partial(_failed, error))
-        return replace(spec, draw=partial(_drawn, name, spec.draw))
+        data = spec.data and partial(_numbers, name, spec.data)
+        return replace(spec, draw=partial(_drawn, name, spec.draw), data=data)
 
     return guarded
 
@@ -102,6 +109,14 @@ def _drawn(name: str, draw: Callable[[], Figure]) -> Figure:
     if not hasattr(figure, "savefig"):
         raise ConfigError(f"plot {name}: drew {figure!r}: must return a matplotlib figure")
     return figure
+
+
+def _numbers(name: str, collect: Callable[[], FigureData]) -> FigureData:
+    with _named(name):
+        data = collect()
+    if not isinstance(data, FigureData):
+        raise ConfigError(f"plot {name}: its data are {data!r}: must be a FigureData")
+    return data
 
 
 @contextmanager
@@ -123,6 +138,18 @@ def drawings_of(study: Arms) -> dict[str, FigureSpec]:
     return {name: spec for name, spec in described.items() if spec is not None}
 
 
+def _of_lines(
+    title: str,
+    caption: str,
+    study: Arms,
+    collect: Callable[[Arms], FigureData],
+    draw: Callable[[Arms, FigureData], Figure],
+) -> FigureSpec:
+    """A figure that draws numbers, which are collected once."""
+    data = cache(partial(collect, study))
+    return FigureSpec(title, caption, lambda: draw(study, data()), data)
+
+
 def _seeds(study: Arms) -> int:
     return max(len(study.of(arm)) for arm in study.arms)
 
@@ -142,7 +169,7 @@ def sweep(study: Arms) -> FigureSpec | None:
         return None
     shared = ": all arms saw the same requests, so differences are surer than bars suggest"
     bars = _bars(study) + (shared if _seeds(study) > 1 and study.same_requests else "")
-    return FigureSpec(f"Along {study.swept}", f"{bars}.", partial(draw_sweep, study))
+    return _of_lines(f"Along {study.swept}", f"{bars}.", study, sweep_data, draw_sweep)
 
 
 @plot
@@ -163,11 +190,13 @@ def effect(study: Arms) -> FigureSpec | None:
 def latency(study: Arms) -> FigureSpec:
     """Distributions of latencies."""
     seeds = _seeds(study)
-    return FigureSpec(
+    return _of_lines(
         "Latency",
         "The share of requests served within a time: of two curves, the one further left and up "
         f"is faster. Requests of {f'all {seeds} seeds' if seeds > 1 else 'one seed'} together.",
-        partial(draw_latency, study),
+        study,
+        latency_data,
+        draw_latency,
     )
 
 
@@ -179,7 +208,7 @@ def load(study: Arms) -> FigureSpec:
         shown = "Requests without a token yet, and those that have one and wait for more"
         shown += ", as clients see it"
     caption = f"{shown}; seed {study.runs[0].seed}."
-    return FigureSpec("Load", caption, partial(draw_load, study))
+    return _of_lines("Load", caption, study, load_data, draw_load)
 
 
 @plot
@@ -201,12 +230,14 @@ def working_set(study: Arms) -> FigureSpec | None:
     known = all("working_set_peak" in run.summary for run in study.runs)
     if not known or not sources_of(study):
         return None
-    return FigureSpec(
+    return _of_lines(
         "Working set",
         "Distinct tokens that requests touched within the last minute, of prompts and answers, "
         "against what memory has room for (dotted, where it is near); "
         f"seed {study.runs[0].seed}.",
-        partial(draw_working_set, study),
+        study,
+        working_set_data,
+        draw_working_set,
     )
 
 
@@ -228,12 +259,14 @@ def service(study: Arms) -> FigureSpec | None:
     """Service of each client over time."""
     if not tells_of_service(study):
         return None
-    return FigureSpec(
+    return _of_lines(
         "Service of each client",
         "What each client had got by each time: 1 for each token of a prompt whose first token "
         "is out, and 2 for each token generated. Grey: several had requests that waited to "
         f"begin, so that lines should rise alike; seed {study.runs[0].seed}.",
-        partial(draw_service, study),
+        study,
+        service_data,
+        draw_service,
     )
 
 
@@ -296,30 +329,45 @@ def draw_effect(study: Arms) -> Figure:
     return figure
 
 
-def draw_sweep(study: Arms) -> Figure:
-    """Each metric over the swept setting, with intervals."""
-    keys = keys_of(study.metrics)
-    columns = min(3, len(keys))
-    lines = -(-len(keys) // columns)
-    figure = new_figure(0.6 + 2.0 * lines)
-    panels = figure.subplots(lines, columns, squeeze=False)
+def sweep_data(study: Arms) -> FigureData:
+    """Means of each metric over the swept setting, with intervals."""
     where, numeric = _positions(study.arms)
-    look = looks(study.arms[:1])[study.arms[0]]
-    for i, (name, axes) in enumerate(zip(keys, panels.flat, strict=False)):
+    named = not numeric or where != [float(arm) for arm in study.arms]
+    names = dict(zip(where, study.arms, strict=True)) if named else {}
+    axis = Axis(study.swept or "", ticks=names)
+    panels = []
+    for name in keys_of(study.metrics):
         values = [
             estimate_of(name, list(values_of(study, arm, name).values())) for arm in study.arms
         ]
         scale = scale_of(name, [value.mean for value in values])
-        means = [value.mean * scale.factor for value in values]
-        bars = np.maximum(np.transpose([value.sides for value in values]) * scale.factor, 0.0)
-        axes.errorbar(where, means, bars, marker="o", ms=4, color=look.colour, ecolor=MUTED, lw=1.5)
-        axes.set_title(label_of(name) + (f" ({scale.suffix})" if scale.suffix else ""))
+        means = np.array([value.mean for value in values]) * scale.factor
+        below, above = np.transpose([value.sides for value in values]) * scale.factor
+        line = Series(None, None, np.array(where), means, means - below, means + above)
+        label = label_of(name)
+        panels.append(Panel(label, axis, Axis(label, scale.suffix), [line]))
+    return FigureData(panels, min(3, len(panels)))
+
+
+def draw_sweep(study: Arms, data: FigureData) -> Figure:
+    """Each metric over the swept setting, with intervals."""
+    lines = -(-len(data.panels) // data.across)
+    figure = new_figure(0.6 + 2.0 * lines)
+    grid = figure.subplots(lines, data.across, squeeze=False)
+    numeric = _positions(study.arms)[1]
+    colour = looks(study.arms[:1])[study.arms[0]].colour
+    for i, (panel, axes) in enumerate(zip(data.panels, grid.flat, strict=False)):
+        (line,) = panel.series
+        assert line.low is not None and line.high is not None
+        bars = np.maximum([line.y - line.low, line.high - line.y], 0.0)
+        axes.errorbar(line.x, line.y, bars, marker="o", ms=4, color=colour, ecolor=MUTED, lw=1.5)
+        axes.set_title(panel.y.text)
         axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
-        axes.set_xticks(where, study.arms)
-        tidy(axes, x=study.swept if i >= len(keys) - columns else None)
+        axes.set_xticks(line.x, study.arms)
+        tidy(axes, x=panel.x.label if i >= len(data.panels) - data.across else None)
         if len(study.arms) > 6 and not numeric:
             axes.tick_params(axis="x", rotation=45)
-    for axes in panels.flat[len(keys) :]:
+    for axes in grid.flat[len(data.panels) :]:
         axes.set_visible(False)
     margins(figure, top=0.35, hspace=0.45, wspace=0.24)
     return figure
@@ -380,47 +428,67 @@ _SHARES = np.linspace(0, 1, 241)
 _MOST_CLIENTS = 4
 
 
-def draw_latency(study: Arms) -> Figure:
-    """A row of panels per client with TTFT, TPOT and E2E, pooled over seeds."""
+def latency_data(study: Arms) -> FigureData:
+    """For each client TTFT, TPOT and E2E, pooled over seeds."""
     groups = groups_of(study)
     groups = groups[:-1] if 1 < len(groups) <= _MOST_CLIENTS + 1 else [None]  # without all together
+    curves = _curves(study, groups)
+    axes = {name: _axis(name, by_group) for name, by_group in curves.items()}
+    panels = []
+    for group in groups:
+        for name, by_group in curves.items():
+            axis, factor = axes[name]
+            lines = [
+                Series(arm, group, curve * factor, 100 * _SHARES)
+                for arm, curve in by_group[group].items()
+            ]
+            title = label_of(name) + (f", {group}" if group else "")
+            panels.append(Panel(title, axis, Axis("share of requests", "%"), lines))
+    return FigureData(panels, len(_NAMES))
+
+
+def draw_latency(study: Arms, data: FigureData) -> Figure:
+    """A row of panels per client."""
     look = looks(study.arms, bool(study.swept))
-    figure = new_figure(0.75 + 2.0 * len(groups))
-    panels = figure.subplots(len(groups), len(_NAMES), squeeze=False, sharey=True, sharex="col")
-    for column, (name, curves) in enumerate(_curves(study, groups).items()):
-        scale = _axis(panels[-1, column], name, curves)
-        for axes, group in zip(panels[:, column], groups, strict=True):
-            for arm, curve in curves[group].items():
-                style = look[arm]
-                axes.plot(curve * scale.factor, _SHARES, color=style.colour, linestyle=style.dashes)
-            axes.set_title(label_of(name) + (f", {group}" if group else ""))
-            tidy(axes)
-            if len(curves[group]) == 2:
-                _name_both(axes, curves[group], look, scale)
-    for axes in panels[:, 0]:
-        axes.set_ylim(0, 1.01)
-        axes.set_yticks([0, 0.25, 0.5, 0.75, 0.99], ["0", "25 %", "50 %", "75 %", "99 %"])
+    lines = len(data.panels) // data.across
+    figure = new_figure(0.75 + 2.0 * lines)
+    grid = figure.subplots(lines, data.across, squeeze=False, sharey=True, sharex="col")
+    for axes, panel in zip(grid[-1], data.panels, strict=False):
+        if panel.x.log:
+            axes.set_xscale("log")
+        if panel.x.limits:
+            axes.set_xlim(panel.x.limits)
+            axes.set_xlabel(panel.x.text)
+        if panel.x.log:
+            plain_log_ticks(axes.xaxis)
+    for axes, panel in zip(grid.flat, data.panels, strict=True):
+        for line in panel.series:
+            style = look[line.arm or ""]
+            axes.plot(line.x, line.y, color=style.colour, linestyle=style.dashes)
+        axes.set_title(panel.title)
+        tidy(axes)
+        if len(panel.series) == 2:
+            _name_both(axes, panel, look)
+    for axes in grid[:, 0]:
+        axes.set_ylim(0, 101)
+        axes.set_yticks([0, 25, 50, 75, 99], ["0", "25 %", "50 %", "75 %", "99 %"])
         axes.set_ylabel("share of requests")
     margins(figure, hspace=0.3, wspace=0.12)
     key(figure, entries(study, look))
     return figure
 
 
-def _axis(axes: Axes, name: str, curves: dict[str | None, Curves]) -> Scale:
-    """Set a common scale for the panels of one metric, logarithmic for a wide range."""
+def _axis(name: str, curves: dict[str | None, Curves]) -> tuple[Axis, float]:
+    """A common axis for the panels of one metric, logarithmic for a wide range, and the factor of
+    its unit."""
     every = [curve for group in curves.values() for curve in group.values()]
     if not every:
-        return Scale(1.0, "s")
+        return Axis(label_of(name), "s"), 1.0
     scale = scale_of(f"{name}_mean", [float(np.median(np.concatenate(every)))])
     low, high = min(float(c[1]) for c in every), max(float(c[-2]) for c in every)
-    if low > 0 and high > 20 * low:
-        axes.set_xscale("log")
-        axes.set_xlim(low * scale.factor * 0.9, high * scale.factor * 1.1)
-        plain_log_ticks(axes.xaxis)
-    else:
-        axes.set_xlim(low * scale.factor * 0.9, high * scale.factor * 1.05)
-    axes.set_xlabel(f"{label_of(name)} ({scale.suffix})")
-    return scale
+    log = low > 0 and high > 20 * low
+    limits = low * scale.factor * 0.9, high * scale.factor * (1.1 if log else 1.05)
+    return Axis(label_of(name), scale.suffix, log, limits=limits), scale.factor
 
 
 def _curves(study: Arms, groups: list[str | None]) -> dict[str, dict[str | None, Curves]]:
@@ -450,17 +518,18 @@ def _values(
     return by_group
 
 
-def _name_both(axes: Axes, curves: Curves, look: dict[str, Look], scale: Scale) -> None:
+def _name_both(axes: Axes, panel: Panel, look: dict[str, Look]) -> None:
     """Label two curves where they are farthest apart."""
-    (name, a), (other, b) = curves.items()
+    a, b = panel.series
     inner = slice(36, 216)
     with np.errstate(divide="ignore", invalid="ignore"):
-        apart = np.nan_to_num(np.abs(np.log(a[inner] / b[inner])), posinf=0)
+        apart = np.nan_to_num(np.abs(np.log(a.x[inner] / b.x[inner])), posinf=0)
     at = 36 + int(np.argmax(apart))
-    left, right = ((name, a), (other, b)) if a[at] <= b[at] else ((other, b), (name, a))
-    for (arm, curve), side in ((left, "right"), (right, "left")):
-        x, y = curve[at] * scale.factor, _SHARES[at]
+    left, right = (a, b) if a.x[at] <= b.x[at] else (b, a)
+    for line, side in ((left, "right"), (right, "left")):
+        x, y = line.x[at], line.y[at]
         place = axes.transAxes.inverted().transform(axes.transData.transform((x, y)))[0]
         if (place > 0.3 if side == "right" else place < 0.7) and apart.max() > 0.05:
             offset = (-5, 0) if side == "right" else (5, 0)
+            arm = line.arm or ""
             annotate(axes, short(arm, 12), (x, y), offset, ha=side, color=look[arm].colour)

@@ -12,6 +12,7 @@ from pagedsim.metrics.arms import Arms, Run
 from pagedsim.metrics.catalogue import Scale, label_of, scale_of
 from pagedsim.metrics.result import Listing
 from pagedsim.metrics.tables import NAN
+from pagedsim.report.figures import time_axis
 from pagedsim.report.gantt import shown_arms
 from pagedsim.report.load import mean_by_replica
 from pagedsim.report.style import (
@@ -24,7 +25,6 @@ from pagedsim.report.style import (
     new_figure,
     short,
     tidy,
-    time_label,
 )
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ def draw_balance(study: Arms) -> Figure:
         above.set_ylim(0, top * 1.04)
         tidy(above, y="requests" if column == 0 else None)
         _colours(below, run, edges, values, top, named=column == 0)
-        tidy(below, x=time_label([run]))
+        tidy(below, x=time_axis([run]).text)
         if column:
             above.set_yticklabels([])
     panels[0, 0].set_xlim(0, max(float(edges[-1]) for edges, _ in courses))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from pagedsim.metrics.arms import Arms, Run
+    from pagedsim.metrics.arms import Arms
 
 INK, MUTED, GRID, PAPER = "#1f2328", "#59636e", "#d8dee4", "#ffffff"
 QUEUED, PREFILL, DECODE, YIELD = "#b1bac4", "#e69f01", "#0072b3", "#d55e01"
@@ -222,11 +222,6 @@ def stairs(axes: Axes, values: NDArray[Any], edges: NDArray[Any], look: Look) ->
     axes.add_artist(StepPatch(values, edges, **line))
     axes.update_datalim([(edges[0], values.min()), (edges[-1], values.max())])
     axes.autoscale_view()
-
-
-def time_label(runs: Sequence[Run]) -> str:
-    """Label of the time axis."""
-    return "time (s)" if any(run.measured for run in runs) else "simulated time (s)"
 
 
 def plain_log_ticks(axis: Any) -> None:

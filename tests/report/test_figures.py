@@ -18,8 +18,8 @@ from matplotlib.text import Annotation, Text
 from pagedsim.experiments.studies.zoo_pareto import Criterion, Ranking, draw_pareto
 from pagedsim.metrics.arms import Arms
 from pagedsim.report.gantt import draw_gantt
-from pagedsim.report.load import draw_load
-from pagedsim.report.plots import draw_effect, drawings_of
+from pagedsim.report.load import draw_load, load_data, load_of, service_data
+from pagedsim.report.plots import draw_effect, drawings_of, sweep_data
 from pagedsim.report.style import DECODE, PREFILL, QUEUED, drawing
 from tests.metrics.tables import (
     ranking_of,
@@ -57,8 +57,53 @@ def test_each_row_of_an_effect_is_inside_its_axes(tmp_path: Path) -> None:
     assert len(rows) > 2 and all(low < row < high for row in rows)
 
 
+def loads(study: Arms) -> Figure:
+    return draw_load(study, load_data(study))
+
+
+def test_the_numbers_of_a_figure_are_those_of_its_lines(tmp_path: Path) -> None:
+    study = study_of(tmp_path, seeds=2)
+    data = {name: spec.data() for name, spec in drawings_of(study).items() if spec.data}
+    assert data.keys() == {"latency", "load", "service"}
+    panels = {panel.title: panel for panel in data["latency"].panels}
+    clients = [*study.clients] if len(study.clients) > 1 else [""]
+    assert len(panels) == 3 * len(clients)
+    for panel in panels.values():
+        assert [line.arm for line in panel.series] == study.arms
+    for arm in study.arms:
+        every = [run.by_column() for run in study.of(arm)]
+        (line,) = [one for one in data["latency"].panels[0].series if one.arm == arm]
+        whose = [run.where("client", clients[0]) if clients[0] else slice(None) for run in every]
+        waits = [
+            (run["first_token"] - run["arrival"])[mine]
+            for run, mine in zip(every, whose, strict=True)
+        ]
+        factor = {"s": 1, "ms": 1e3}[data["latency"].panels[0].x.unit]
+        assert line.x[[0, -1]] == pytest.approx(
+            [factor * np.nanmin(np.concatenate(waits)), factor * np.nanmax(np.concatenate(waits))]
+        )
+        (kv,) = [one for one in data["load"].panels[2].series if one.arm == arm]
+        edges, series = load_of(study.of(arm)[0], len(kv.y))
+        assert np.array_equal(kv.x, edges[:-1]) and kv.until == edges[-1]
+        assert np.array_equal(kv.y, series["kv"])
+
+
+def test_a_sweep_has_its_intervals_and_service_its_stretches_of_waiting(tmp_path: Path) -> None:
+    study = study_of(tmp_path / "swept", arms=("1", "10", "nan-ary"))
+    study.swept = "workload.rate"
+    panel = sweep_data(study).panels[0]
+    assert [panel.x.ticks[place] for place in panel.series[0].x] == study.arms
+    (line,) = panel.series
+    assert line.low is not None and line.high is not None
+    assert np.all(line.low <= line.y) and np.all(line.y <= line.high)
+    one, _ = service_data(three_clients(tmp_path)).panels
+    assert [line.client for line in one.series] == ["a", "", "c"]
+    ((begin, end),) = one.shaded
+    assert 0 <= begin < end == pytest.approx(2.0, abs=0.02)  # then one alone still waits
+
+
 def test_load_has_a_line_an_arm_and_counts_swapped_requests_as_waiting(tmp_path: Path) -> None:
-    panels: list[Any] = [*draw_load(three_clients(tmp_path)).axes]
+    panels: list[Any] = [*loads(three_clients(tmp_path)).axes]
     for one, value in zip(panels, (3, 4, 50), strict=True):
         lines = [line for line in one.patches if isinstance(line, StepPatch)]
         assert len(lines) == 2
@@ -69,10 +114,10 @@ def test_load_has_a_line_an_arm_and_counts_swapped_requests_as_waiting(tmp_path:
 
 def test_panels_of_load_are_as_high_where_the_memory_is_not_known(tmp_path: Path) -> None:
     study = three_clients(tmp_path)
-    known = draw_load(study)
+    known = loads(study)
     for run in study.runs:
         run.summary["total_blocks"] = nan
-    seen = draw_load(study)
+    seen = loads(study)
     assert (len(known.axes), len(seen.axes)) == (3, 2)
     heights = [one.axes[0].get_window_extent().height for one in (known, seen)]
     assert heights[0] == pytest.approx(heights[1], rel=0.05)
