@@ -6,7 +6,7 @@ import gc
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import replace
@@ -128,8 +128,10 @@ def garbage_goes() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def parsed_once() -> Iterator[None]:
-    """The files of `conf` are parsed once a process, not once a composition."""
+    """The files of `conf` are parsed once a process, and the same of its options composed once."""
     from hydra.core.plugins import Plugins
+
+    from pagedsim.spec.conf import Conf, copied
 
     Plugins.instance()  # runs the module below once more, which makes another class of its name
     from hydra._internal.core_plugins.importlib_resources_config_source import (
@@ -137,6 +139,7 @@ def parsed_once() -> Iterator[None]:
     )
 
     read: Callable[..., Any] = Source._read_config
+    compose: Callable[..., Any] = Conf.compose
     there: dict[tuple[str, ...], Any] = {}
 
     def known(self: Source, file: Any) -> Any:
@@ -145,8 +148,17 @@ def parsed_once() -> Iterator[None]:
             there[key] = read(self, file)
         return deepcopy(there[key])  # Hydra takes the list of defaults out of what it gets
 
+    def composed(self: Conf, words: Sequence[str]) -> Any:
+        if self.folders[1:] or any(self._offered.values()):  # of a user, or of plugins
+            return compose(self, words)
+        key = ("composed", self.root, *words)
+        if key not in there:
+            there[key] = compose(self, words)
+        return tuple(copied(there[key]))
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Source, "_read_config", known)
+        patch.setattr(Conf, "compose", composed)
         yield
 
 

@@ -163,16 +163,13 @@ def test_the_wheel_holds_every_module_and_every_configuration_file(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("only", [["--wheel"], []], ids=["checkout", "sdist"])
-def test_a_wheel_records_the_commit_of_the_checkout(only: list[str], tmp_path: Path) -> None:
+def test_a_wheel_records_the_commit_of_the_checkout(wheel: Path, installed: Path) -> None:
     known = answered(asked(ROOT))
     if known is None:
         pytest.skip("not in a checkout")
-    command = [sys.executable, "-m", "build", *only, "--outdir", str(tmp_path), str(ROOT)]
-    subprocess.run(command, check=True, capture_output=True)
-    (made,) = tmp_path.glob("pagedsim-*.whl")
-    with zipfile.ZipFile(made) as held:
+    with zipfile.ZipFile(wheel) as held:
         assert held.read("pagedsim/commit.txt").decode() == f"{known}\n"
+    assert (installed / "pagedsim/commit.txt").read_text() == f"{known}\n"
 
 
 @pytest.mark.slow
@@ -216,25 +213,23 @@ needs_compiler = pytest.mark.skipif(
 )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("variables", "how"),
-    [
-        ({}, ", interpreted ("),
-        pytest.param({"PAGEDSIM_COMPILE": "1"}, ", compiled\n", marks=needs_compiler),
-    ],
-)
-def test_an_installation_is_compiled_if_requested_and_says_so(
-    variables: dict[str, str], how: str, tmp_path: Path
-) -> None:
-    done = install(tmp_path, **variables)
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the package alone."""
+    folder = tmp_path_factory.mktemp("installed")
+    done = install(folder)
     assert done.returncode == 0, done.stderr
+    return folder
+
+
+def check_build(folder: Path, how: str) -> None:
+    """Fail unless what is installed there says that it was built so, and runs."""
     script = "import pagedsim as ps; print(ps.simulate(seeds=1, workload=ps.synthetic(requests=9)))"
     version, summary = (
         subprocess.run(
             [sys.executable, *words],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(tmp_path)},
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(folder)},
             capture_output=True,
             text=True,
             check=True,
@@ -242,7 +237,20 @@ def test_an_installation_is_compiled_if_requested_and_says_so(
         for words in (["-m", "pagedsim", "--version"], ["-c", script])
     )
     assert how in version and "TTFT" in summary
-    assert bool([*tmp_path.glob("pagedsim/**/*.so")]) == bool(variables)
+    assert bool([*folder.glob("pagedsim/**/*.so")]) == (how == ", compiled\n")
+
+
+@pytest.mark.slow
+def test_an_installation_is_interpreted_and_says_so(installed: Path) -> None:
+    check_build(installed, ", interpreted (")
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_an_installation_is_compiled_if_requested_and_says_so(tmp_path: Path) -> None:
+    done = install(tmp_path, PAGEDSIM_COMPILE="1")
+    assert done.returncode == 0, done.stderr
+    check_build(tmp_path, ", compiled\n")
 
 
 @pytest.mark.slow
@@ -272,15 +280,6 @@ import pagedsim
 print(pagedsim.__file__)
 """
 """Runs cells in a session without a file, and prints what each statement is worth."""
-
-
-@pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the package alone."""
-    folder = tmp_path_factory.mktemp("installed")
-    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target"]
-    subprocess.run([*command, str(folder), str(wheel)], check=True, capture_output=True)
-    return folder
 
 
 @pytest.mark.slow

@@ -117,17 +117,22 @@ WAYS = [*product(("prefill_first", "unified", "static"), ("recompute", "swap"))]
 
 
 EVERY = [
-    pytest.param(*model, *way, marks=() if quick else pytest.mark.slow)
+    pytest.param(*model, *way, mode, marks=() if quick else pytest.mark.slow)
     for number, model in enumerate(
         [*((name, "auto") for name in TWELVE), ("llama", "transformers")]
     )
+    for its in [number % len(WAYS)]
     for which, way in enumerate(WAYS)
-    for quick in [model == ("llama", "auto") or number % len(WAYS) == which]
+    for mode in [("eager", "graphs")[(which + which // 2 + its + its // 2) % 2]]
+    for quick in [model == ("llama", "auto") or which == its]
 ]
-"""Every model goes every way; one of them all quickly, the others one each."""
+"""Every model goes every way; one of them all quickly, the others one each. With each batching it
+preempts in one way step by step, and in the other with graphs."""
 
 
-@pytest.mark.parametrize(("name", "model_impl", "batching", "preemption"), EVERY)
+@pytest.mark.parametrize(
+    ("name", "model_impl", "batching", "preemption", "launched"), EVERY, indirect=["launched"]
+)
 def test_greedy_tokens(name: str, model_impl: str, batching: str, preemption: str) -> None:
     outputs = served(small(name, model_impl, batching=batching, preemption=preemption))
     assert tokens(outputs) == wanted(name)

@@ -300,7 +300,7 @@ def seeds(most: int, quick: int) -> pytest.MarkDecorator:
     )
 
 
-@seeds(200, 8)
+@seeds(100, 8)
 def test_tokens_and_contents_are_the_same(seed: int, hicache: bool) -> None:
     case = Case(random.Random(seed), hicache, aborting=(0.0, 0.05)[seed % 2])
     ended = case.serve()
@@ -343,7 +343,7 @@ def test_files_of_a_study_are_empty_at_first_and_go_at_the_end(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    "seed", [pytest.param(n, marks=[pytest.mark.slow] * (n >= 6)) for n in range(100)]
+    "seed", [pytest.param(n, marks=[pytest.mark.slow] * (n >= 6)) for n in range(50)]
 )
 def test_files_below_the_host_tier(
     seed: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -395,7 +395,7 @@ def test_steps_that_fail_leave_nothing_wrong_behind(seed: int, hicache: bool) ->
 
 @pytest.mark.parametrize("hicache", [False, True])
 @pytest.mark.parametrize(
-    "seed", [1011, 1018, *(pytest.param(n, marks=pytest.mark.slow) for n in range(2000, 2060))]
+    "seed", [1011, 1018, *(pytest.param(n, marks=pytest.mark.slow) for n in range(2000, 2040))]
 )
 def test_all_of_it_at_once(seed: int, hicache: bool, tmp_path: Path) -> None:
     """As by 1011 and 1018: a step ends before it has computed, and loads that it was to wait for

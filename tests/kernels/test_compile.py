@@ -72,8 +72,14 @@ def faults(call: Call, kernels: Iterable[Launched], few: int = FEW) -> list[str]
 
 
 def check(calls: Iterable[Call], capabilities: Sequence[int] = BOTH, few: int = FEW) -> None:
-    """Fail unless all calls' kernels compile for these GPUs without a fault."""
-    asked: list[Call] = [{**call, "capability": one} for call in calls for one in capabilities]
+    """Fail unless all calls' kernels compile for these GPUs without a fault; in fp32, which is for
+    checking, for one of them in turn."""
+    asked: list[Call] = [
+        {**call, "capability": one}
+        for number, call in enumerate(calls)
+        for turn, one in enumerate(capabilities)  # each mask meets both
+        if call["dtype"] != "float32" or turn == (number + number // 4) % len(capabilities)
+    ]
     found = zip(asked, taken(asked), strict=True)
     assert [fault for call, launched in found for fault in faults(call, launched, few)] == []
 

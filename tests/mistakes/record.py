@@ -152,7 +152,8 @@ def _import_first(needs: Sequence[str]) -> None:
     import pagedsim.run.multirun  # noqa: F401
     from pagedsim.spec.composed import Composed
 
-    Composed.of([])
+    for options in ("", "experiment=single", "experiment=compare", "experiment=tune"):
+        Composed.of(options.split())  # tests remember what Hydra makes of them
     for name in needs:
         import_module(name)
 

@@ -31,10 +31,11 @@ from pagedsim.metrics.arms import Run
 from pagedsim.policies.past_future import PastFuture
 from pagedsim.run.job import Job, run_job
 from pagedsim.run.store import Tables, recipe_of
+from pagedsim.spec.composed import Composed
 from pagedsim.spec.run import RunSpec
 from pagedsim.user_error import UserError
 from tests.experiments.fidelity.test_calibrate import recorded
-from tests.run.studies import carried_out, settings_of
+from tests.run.studies import CONF, carried_out
 
 pytest.importorskip("torch")
 
@@ -70,9 +71,8 @@ pytestmark = pytest.mark.usefixtures("a_small_model")
 
 
 @cache
-def base(*combination: str) -> Any:
-    """A configuration of these axes, composed once."""
-    axes = ("policy", "preemption", "batching", "memory")
+def usual() -> Composed:
+    """What all configurations have in common."""
     words = [
         *("experiment=record", "backend=engine", "backend.limit=null", "backend.shrink=1"),
         *("backend.hurry=1", "server.max_model_len=40", "workload.requests=10"),
@@ -81,9 +81,16 @@ def base(*combination: str) -> Any:
         *("+workload.lengths.output_min=1", "+workload.lengths.output_max=16"),
         *("workload.priority={0:0.5,1:0.5}", "workload.client={a:0.5,b:0.5}"),
         *("workload.deadline=0.05", "predictor=noisy", "workload.prefixes={tokens:4}"),
-        *(f"{axis}={name}" for axis, name in zip(axes, combination, strict=True)),
     ]
-    return settings_of(*words)
+    return Composed.of(words, CONF)
+
+
+@cache
+def base(*combination: str) -> Any:
+    """A configuration of these axes."""
+    axes = ("policy", "preemption", "batching", "memory")
+    words = [f"{axis}={name}" for axis, name in zip(axes, combination, strict=True)]
+    return usual().changed(words).resolved(missing=True)
 
 
 def drawn(rng: random.Random, *combination: str, ahead: bool = False) -> dict[str, Any]:
