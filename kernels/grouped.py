@@ -49,19 +49,15 @@ def experts(
     chosen: torch.Tensor,
     weights: torch.Tensor,
     shared: torch.Tensor | None = None,
-    *,
-    tiles: ProductTiles | None = None,
 ) -> torch.Tensor:
-    """As `ops.experts`, which says what the arguments are; `tiles` overrides the choice."""
+    """As `ops.experts`, which says what the arguments are."""
     (tokens, size), top_k = x.shape, chosen.shape[1]
     count, inner = gate_up.shape[0], down.shape[2]
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     if tokens == 0:
         return out
     choices = tokens * top_k
-    if tiles is None:
-        capability = tuning.capability(x.device)
-        tiles = grouped_tiles(choices, count, x.element_size(), capability)
+    tiles = grouped_tiles(choices, count, x.element_size(), tuning.capability(x.device))
     shape = {"ROWS": tiles.rows, "COLUMNS": tiles.columns, "DEPTH": tiles.depth}
     launch = {"num_warps": tiles.warps, "num_stages": tiles.stages}
     # Each expert that has a token at all may end in a tile that is not full.

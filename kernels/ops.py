@@ -259,16 +259,18 @@ def product(
     *,
     norm: RowNorm | None = None,
     gated: bool = False,
+    done: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """x @ weightᵀ × scale + bias, in one kernel with what stands around it.
 
     x is [tokens, in], `weight` [out, in] in its dtype, or in int8 or float8_e4m3fn with a `scale`
     of [out] in float32; `bias` is [out]. With a `norm` x is normed first. `gated` gives SiLU of the
-    first half of the outputs times the second.
+    first half of the outputs times the second. With `done`, `PROGRAMS` zeros (int32) for the calls
+    of one stream, several programs may share the inputs of an output; they leave zeros behind.
     """
     _check_product(x, weight)
     if on_gpu(x):
-        return _kernel("product").product(x, weight, bias, scale, norm=norm, gated=gated)
+        return _kernel("product").product(x, weight, bias, scale, norm=norm, gated=gated, done=done)
     if norm is not None:  # which works its squares out by itself
         x = rms_norm(x, norm.weight, norm.eps)
     if scale is None:
@@ -285,6 +287,8 @@ def add_product(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     scale: torch.Tensor | None = None,
+    *,
+    done: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Add x @ weightᵀ × scale + bias, as in `product`, to `residual` in place.
 
@@ -292,7 +296,7 @@ def add_product(
     """
     _check_product(x, weight)
     if on_gpu(x):
-        return _kernel("product").add_product(residual, x, weight, bias, scale)
+        return _kernel("product").add_product(residual, x, weight, bias, scale, done=done)
     residual += product(x, weight, bias, scale)
     return residual.float().square().sum(1, keepdim=True)
 

@@ -5,7 +5,8 @@ by these bytes, or for a small matrix by the launch, of which a norm in front, a
 or a residual sum behind, would each be another. A program owns some outputs of all tokens and
 streams their weights; the tokens, small beside them, it finds in the L2 cache. Of a sum that it
 adds to it leaves the squares of what it wrote, so that the norm in front of the next product need
-not read the whole token first. Nothing is added up in an order that is not fixed.
+not read the whole token first. Where outputs are few, programs share their inputs, and the last of
+them adds up what they left. Nothing is added up in an order that is not fixed.
 
 Weights may have 8 bits, with a scale an output: they are widened on their way, which halves the
 bytes.
@@ -29,12 +30,13 @@ def product(
     *,
     norm: RowNorm | None = None,
     gated: bool = False,
-    tiles: ProductTiles | None = None,
+    done: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """As `ops.product`, which says what the arguments are; `tiles` overrides the choice."""
+    """As `ops.product`, which says what the arguments are."""
     size = len(weight) // 2 if gated else len(weight)
     out = x.new_empty((len(x), size))
-    _launch(out, None, x, weight, bias, scale, norm, gated, tiles)
+    tiles = _chosen(x, weight, gated, done)
+    _launch(out, None, x, weight, bias, scale, norm, gated, done, tiles)
     return out
 
 
@@ -45,22 +47,24 @@ def add_product(
     bias: torch.Tensor | None = None,
     scale: torch.Tensor | None = None,
     *,
-    tiles: ProductTiles | None = None,
+    done: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """As `ops.add_product`, which says what the arguments are."""
-    tiles = tiles or _chosen(x, weight, False)
-    parts = -(-len(weight) // tiles.columns)
-    squares = x.new_empty((len(x), parts), dtype=torch.float32)
-    _launch(residual, squares, x, weight, bias, scale, None, False, tiles)
+    tiles = _chosen(x, weight, False, done)
+    sums = -(-len(weight) // tiles.columns)
+    squares = x.new_empty((len(x), sums), dtype=torch.float32)
+    _launch(residual, squares, x, weight, bias, scale, None, False, done, tiles)
     return squares
 
 
-def _chosen(x: torch.Tensor, weight: torch.Tensor, gated: bool) -> ProductTiles:
+def _chosen(
+    x: torch.Tensor, weight: torch.Tensor, gated: bool, done: torch.Tensor | None
+) -> ProductTiles:
     outputs, inputs = weight.shape
     itemsizes = x.element_size(), weight.element_size()
     outputs = outputs // 2 if gated else outputs
-    capability = tuning.capability(x.device)
-    return product_tiles(len(x), outputs, inputs, itemsizes, capability, gated)
+    to = tuning.capability(x.device)
+    return product_tiles(len(x), outputs, inputs, itemsizes, to, gated, done is not None)
 
 
 def _launch(
@@ -72,14 +76,16 @@ def _launch(
     scale: torch.Tensor | None,
     norm: RowNorm | None,
     gated: bool,
-    tiles: ProductTiles | None,
+    done: torch.Tensor | None,
+    tiles: ProductTiles,
 ) -> None:
     tokens, size = x.shape
     if tokens == 0:
         return
-    tiles = tiles or _chosen(x, weight, gated)
     normed, squares, eps = norm or (x, x, 0.0)
-    grid = -(-tokens // tiles.rows), -(-out.shape[1] // tiles.columns)
+    grid = -(-tokens // tiles.rows), -(-out.shape[1] // tiles.columns), tiles.parts
+    shared = tiles.parts > 1
+    sums = x.new_empty((tiles.parts, *out.shape), dtype=torch.float32) if shared else None
     _product[grid](
         out,
         out if left is None else left,
@@ -89,6 +95,8 @@ def _launch(
         x if scale is None else scale,
         normed,
         squares,
+        sums,
+        done if shared else None,
         eps,
         tokens,
         out.stride(0),
@@ -98,7 +106,8 @@ def _launch(
         ROWS=tiles.rows,
         COLUMNS=tiles.columns,
         DEPTH=tiles.depth,
-        PARTS=0 if norm is None else squares.shape[1],
+        SQUARES=0 if norm is None else squares.shape[1],
+        PARTS=tiles.parts,
         BIASED=bias is not None,
         SCALED=scale is not None,
         GATED=gated,
@@ -118,6 +127,8 @@ def _product(
     scale_ptr,
     norm_ptr,
     squares_ptr,
+    sums_ptr,  # [PARTS, tokens, OUT]: what programs that share inputs leave, and how many have
+    done_ptr,
     eps,
     tokens,
     out_stride,
@@ -127,7 +138,8 @@ def _product(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
-    PARTS: tl.constexpr,  # of a token's squares; 0 for no norm
+    SQUARES: tl.constexpr,  # sums of a token's squares; 0 for no norm
+    PARTS: tl.constexpr,
     BIASED: tl.constexpr,
     SCALED: tl.constexpr,
     GATED: tl.constexpr,
@@ -140,17 +152,19 @@ def _product(
     depth = tl.arange(0, DEPTH)
     x_at = x_ptr + row[:, None] * x_stride + depth[None, :]
     weight_at = weight_ptr + column[:, None] * SIZE + depth[None, :]
-    if PARTS:
-        factor = _factor(squares_ptr, row, held_rows, eps, SIZE, PARTS, ROWS)
+    if SQUARES:
+        factor = _factor(squares_ptr, row, held_rows, eps, SIZE, SQUARES, ROWS)
     acc = tl.zeros([ROWS, COLUMNS], tl.float32)
     other = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for start in range(0, SIZE, DEPTH):
+    SHARE: tl.constexpr = (SIZE + PARTS * DEPTH - 1) // (PARTS * DEPTH) * DEPTH
+    first = tl.program_id(2) * SHARE if PARTS > 1 else 0
+    for start in range(first, first + SHARE, DEPTH):
         held, x_held = inside[:, None], held_rows[:, None]
-        if SIZE % DEPTH:
+        if SHARE * PARTS != SIZE:
             held &= (start + depth < SIZE)[None, :]
             x_held &= (start + depth < SIZE)[None, :]
         x = tl.load(x_at + start, mask=x_held, other=0.0)
-        if PARTS:
+        if SQUARES:
             weight = tl.load(norm_ptr + start + depth, mask=start + depth < SIZE, other=0.0)
             wide = x.to(tl.float32) * factor[:, None] * weight.to(tl.float32)[None, :]
             x = wide.to(x.dtype)
@@ -158,12 +172,25 @@ def _product(
         if GATED:
             other = _step(x, weight_at + start + OUT * SIZE, held, other)
 
+    mask = held_rows[:, None] & inside[None, :]
+    if PARTS > 1:
+        sums_at = sums_ptr + row[:, None] * OUT + column[None, :]
+        tl.store(sums_at + tl.program_id(2) * tokens * OUT, acc, mask=mask)
+        # All threads of this program have stored before one of them tells the others.
+        tl.debug_barrier()
+        done_at = done_ptr + tl.program_id(1)  # there are no more tokens than rows
+        if tl.atomic_add(done_at, 1, sem="acq_rel", scope="gpu") != PARTS - 1:
+            return
+        tl.store(done_at, 0)
+        acc = tl.zeros([ROWS, COLUMNS], tl.float32)
+        for part in tl.static_range(PARTS):
+            left_at = sums_at + part * tokens * OUT
+            acc += tl.load(left_at, mask=mask, other=0.0, cache_modifier=".cg")
     acc = _finished(acc, bias_ptr, scale_ptr, column, inside, BIASED, SCALED)
     if GATED:
         other = _finished(other, bias_ptr + OUT, scale_ptr + OUT, column, inside, BIASED, SCALED)
         acc = acc / (1 + tl.exp(-acc)) * other
     out_at = out_ptr + row[:, None] * out_stride + column[None, :]
-    mask = held_rows[:, None] & inside[None, :]
     if ADDED:
         acc += tl.load(out_at, mask=mask, other=0.0).to(tl.float32)
     rounded = acc.to(out_ptr.dtype.element_ty)
@@ -177,15 +204,15 @@ def _product(
 
 @triton.jit
 def _factor(
-    squares_ptr, row, held_rows, eps, SIZE: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr
+    squares_ptr, row, held_rows, eps, SIZE: tl.constexpr, SQUARES: tl.constexpr, ROWS: tl.constexpr
 ):
     """What each token is multiplied by in its norm."""
     WIDTH: tl.constexpr = 32
     total = tl.zeros([ROWS], tl.float32)
-    for first in range(0, PARTS, WIDTH):
+    for first in range(0, SQUARES, WIDTH):
         part = first + tl.arange(0, WIDTH)
-        at = squares_ptr + row[:, None] * PARTS + part[None, :]
-        mask = held_rows[:, None] & (part < PARTS)[None, :]
+        at = squares_ptr + row[:, None] * SQUARES + part[None, :]
+        mask = held_rows[:, None] & (part < SQUARES)[None, :]
         total += tl.sum(tl.load(at, mask=mask, other=0.0), 1)
     return tl.rsqrt(total / SIZE + eps)
 

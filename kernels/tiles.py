@@ -34,10 +34,10 @@ class Tiles:
     every key together stays for fp32, and for the race of `experiments/benchmarks/tune.py`."""
 
 
-FEW = 32
+FEW = 64
 """Most tokens for which `product` is used, if weights have the tokens' dtype. Each of its programs
-reads all tokens, from the L2 cache, and some 32 columns of weights. With more tokens these would be
-most of what it reads, and the libraries' products, which share them, are faster."""
+reads all tokens, from the L2 cache, and no fewer columns of weights. With more tokens than columns
+these would be most of what it reads, and the libraries' products, which share them, are faster."""
 
 PROGRAMS = 128
 """About the multiprocessors of a large GPU: 108 in an A100, 132 in an H100."""
@@ -202,6 +202,8 @@ class ProductTiles:
     """Inputs of one loop iteration."""
     warps: int
     stages: int
+    parts: int = 1
+    """Programs that share an output's inputs."""
 
 
 @cache
@@ -212,12 +214,14 @@ def product_tiles(
     itemsizes: tuple[int, int],
     capability: tuple[int, int],
     gated: bool = False,
+    cut: bool = False,
 ) -> ProductTiles:
     """Tiles of `product`: tokens and weights of so many bytes an element.
 
     Few tokens: as many programs as there are multiprocessors, if narrow ones, and 16 KiB of weights
     an iteration, several of which are on their way at a time. Many: tiles that reuse what they
-    read, as any product has them.
+    read, as any product has them. With `cut` programs that would be narrower than there are tokens
+    share the inputs of wider ones instead.
     """
     item, weight_item = itemsizes
     large, rows = roomy(capability), max(MIN_ROWS, min(128, power_of_two(tokens)))
@@ -225,9 +229,12 @@ def product_tiles(
         return ProductTiles(MIN_ROWS, 32, 32, 4, 2)
     if rows > 64:
         return ProductTiles(rows, 64 if gated else 128, 64 if large else 32, 8, 3)
-    columns = next((c for c in (64, 32) if c * PROGRAMS <= outputs), 16)
+    columns = narrow = next((c for c in (64, 32) if c * PROGRAMS <= outputs), 16)
+    if cut and not gated:  # which reads twice as much for a column
+        columns = max(narrow, min(rows, power_of_two(outputs)))
     width = columns * (2 if gated else 1) * weight_item
     depth = max(32, min(16384 // width, 4096 // rows, power_of_two(inputs)))
     stage = depth * (width + rows * item)
     room = (96 if large else 64) * 1024
-    return ProductTiles(rows, columns, depth, 4, 1 + min(6, max(1, room // stage)))
+    parts = min(columns // narrow, -(-inputs // depth))
+    return ProductTiles(rows, columns, depth, 4, 1 + min(6, max(1, room // stage)), parts)

@@ -27,7 +27,7 @@ from tests.engine.architectures import CONFIGS
 
 LONGEST = 300
 """Tokens of a prompt: more than fill any tile."""
-SEQS = 40
+SEQS = 72
 """More than the sequences for which products are kernels of our own."""
 
 

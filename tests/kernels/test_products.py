@@ -10,6 +10,7 @@ import torch
 
 from pagedsim.kernels import ops as kernels
 from pagedsim.kernels.batch import RowNorm
+from pagedsim.kernels.tiles import PROGRAMS
 from tests.kernels.harness import HALF, REFERENCE, everywhere
 
 WEIGHTS = {"int8": torch.int8, "fp8_e4m3": torch.float8_e4m3fn}
@@ -30,10 +31,17 @@ class Product:
     gated: bool = False
     added: bool = False
     spread: float = 1.0
+    shared: bool = False
+    """Whether programs may share inputs."""
     device: str = "cpu"
 
 
 ALL_IN_FRONT: dict[str, Any] = {"normed": True, "gated": True, "bias": True}
+AROUND: list[dict[str, Any]] = [
+    {"normed": True, "bias": True},
+    {"added": True},
+    {"gated": True},
+]
 PRODUCTS = [
     *(Product(tokens=tokens) for tokens in (0, 1, 17)),
     *(Product(size=size, normed=True) for size in (1, 32, 257)),
@@ -46,6 +54,12 @@ PRODUCTS = [
     Product(**HALF, normed=True, spread=300.0),  # its squares are more than 16 bits hold
     Product(**HALF, normed=True, spread=1e-3),
     Product(**HALF, size=600, outputs=20, normed=True),
+    *(
+        Product(**HALF, tokens=tokens, size=size, outputs=130, **around, shared=True)
+        for tokens, size in ((50, 160), (33, 300), (20, 96))
+        for around in AROUND
+    ),
+    Product(**HALF, tokens=64, size=64, outputs=16, added=True, shared=True, weights="int8"),
 ]
 
 
@@ -62,16 +76,18 @@ def test_product(case: Product) -> None:
         squares = x.float().square()
         parts = [part.sum(1) for part in squares.split(2, 1)]  # any number of them will do
         norm = RowNorm(torch.randn(case.size).to(x), torch.stack(parts, 1), EPS)
+    done = torch.zeros(PROGRAMS, dtype=torch.int32, device=case.device) if case.shared else None
     answer, allowed = exact(x, weight, scale, bias, norm, case.gated)
     if case.added:
         residual = torch.randn(case.tokens, case.outputs).to(x)
         answer = answer + residual.double()
-        left = kernels.add_product(residual, x, weight, bias, scale)
+        left = kernels.add_product(residual, x, weight, bias, scale, done=done)
         summed = residual.double().square().sum(1)
         torch.testing.assert_close(left.double().sum(1), summed, rtol=1e-5, atol=0)
         out = residual
     else:
-        out = kernels.product(x, weight, bias, scale, norm=norm, gated=case.gated)
+        out = kernels.product(x, weight, bias, scale, norm=norm, gated=case.gated, done=done)
+    assert done is None or not done.any()
     assert out.shape == answer.shape and not out.isnan().any()
     eps, least = torch.finfo(case.dtype).eps, torch.finfo(case.dtype).smallest_normal
     excess = (out.double() - answer).abs() - allowed - 0.6 * eps * (answer.abs() + allowed + least)

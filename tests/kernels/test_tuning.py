@@ -13,6 +13,7 @@ import torch
 from pagedsim.kernels import tuning
 from pagedsim.kernels.tiles import (
     MIN_ROWS,
+    PROGRAMS,
     Split,
     Tiles,
     decode_split,
@@ -137,14 +138,17 @@ def test_parts_cover_a_context(split: Split) -> None:
 
 
 def test_defaults_of_products_are_powers_of_two() -> None:
-    for tokens, outputs, itemsizes, capability, gated in itertools.product(
+    for tokens, outputs, itemsizes, capability, gated, cut in itertools.product(
         (1, 17, 33, 4096),
         (1, 40, 6144, 128256),
         ((2, 2), (2, 1), (4, 4)),
         ((8, 0), (8, 9), (9, 0), (12, 0)),
         (False, True),
+        (False, True),
     ):
-        one = product_tiles(tokens, outputs, 4096, itemsizes, capability, gated)
-        sizes = (one.rows, one.columns, one.depth, one.warps)
+        one = product_tiles(tokens, outputs, 4096, itemsizes, capability, gated, cut)
+        sizes = (one.rows, one.columns, one.depth, one.warps, one.parts)
         assert all(size & (size - 1) == 0 for size in sizes)
         assert min(sizes[:3]) >= 16 and 2 <= one.stages <= 7
+        if one.parts > 1:  # as many counters as `done` has, for one tile of tokens
+            assert cut and tokens <= one.rows and -(-outputs // one.columns) <= PROGRAMS

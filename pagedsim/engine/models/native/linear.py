@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from pagedsim.kernels.batch import RowNorm
 from pagedsim.kernels.ops import add_product, few, product, rms_norm, silu_mul
+from pagedsim.kernels.tiles import PROGRAMS
 
 if TYPE_CHECKING:
     from pagedsim.engine.parallel.group import RankGroup
@@ -38,6 +39,8 @@ class Stream:
         """The ranks over which additions are summed."""
         self.fused = few(tokens)
         """Whether products compute the norms, gates and sums around them."""
+        self.done = tokens.new_zeros(PROGRAMS, dtype=torch.int32) if self.fused else None
+        """As `ops.product` takes it."""
         self._added: torch.Tensor | None = None
 
     def add(self, x: torch.Tensor) -> None:
@@ -117,7 +120,7 @@ class Linear:
         """The product with the normed stream."""
         if (known := self._known(norm, stream)) is None:
             return self(norm(stream))
-        return product(stream.sum, self.weight, self.bias, self.scale, norm=known)
+        return product(stream.sum, self.weight, self.bias, self.scale, norm=known, done=stream.done)
 
     def gated(self, norm: Norm, stream: Stream) -> torch.Tensor:
         """SiLU of that product's first half times its second, [tokens, out / 2]."""
@@ -131,7 +134,9 @@ class Linear:
         """Add the product with x to the stream."""
         if stream.fused and stream.group is None:
             stream.check_nothing_waits()
-            stream.squares = add_product(stream.sum, x, self.weight, self.bias, self.scale)
+            stream.squares = add_product(
+                stream.sum, x, self.weight, self.bias, self.scale, done=stream.done
+            )
         else:
             stream.add(self(x))
 
