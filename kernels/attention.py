@@ -18,14 +18,14 @@ import triton
 import triton.language as tl
 
 from pagedsim.kernels import softmax, tuning
-from pagedsim.kernels.parts import FIELDS, SIDE, Parts, finish, listed, merge
+from pagedsim.kernels.parts import FIELDS, SIDE, finish, merge
 from pagedsim.kernels.rounding import fitting, readable
-from pagedsim.kernels.softmax import fold, place
-from pagedsim.kernels.tiles import Split, Tiles, chunk_split, power_of_two
+from pagedsim.kernels.softmax import fold, row_of
+from pagedsim.kernels.tiles import PROGRAMS, Split, Tiles, chunk_split, power_of_two
 from pagedsim.kernels.tuning import Cut
 
-MOST_ROOM = 256 << 20
-"""Bytes that the parts of one batch may take. Chunks of more fill a GPU without being cut."""
+TILES = 1024
+"""Most tiles of queries in a batch whose contexts are cut: what `_share` looks at at one time."""
 
 
 def paged_attention(
@@ -54,9 +54,9 @@ def paged_attention(
     knows. `out` gets the rows of the batch's tokens, zeros for sequences with context 0, and
     nothing else; `once` is as in `paged_decode`; `tiles` and `split` override the choice.
 
-    If one program has all tokens of a sequence, its context is cut into parts, as in a decode:
-    few programs would otherwise read a long context. Not without `max_context`, as in a graph: room
-    for the parts of all that tables hold would be large; and not where that takes over `MOST_ROOM`.
+    Where tokens are too few to fill a GPU with tiles of them, contexts are cut into parts, as in a
+    decode. Their sizes are chosen on the device, from all contexts of the batch, so that there is
+    room for all parts, however long they are, and a graph can hold the launches.
     """
     tokens, heads, head_dim = q.shape
     block_size, kv_heads = k_cache.shape[1:3]
@@ -73,22 +73,22 @@ def paged_attention(
     sequences = context_lens.shape[0]
     # Each sequence may end in a tile that is not full, so this bounds the tiles without a look
     # at the lengths, which are on the device.
-    programs = (tokens // queries + sequences) * kv_heads
-    parts: Parts | None = None
+    most = tokens // queries + sequences
+    shares: tuple[torch.Tensor, ...] | None = None
     split = split or chunk_split(kv_heads)
-    room = min(block_tables.shape[1] * block_size, max_context or 0)
-    size = 4 * tiles.rows * kv_heads * head_dim * sequences * split.bound(room)
-    if max_query_len <= queries and room > split.part and size <= MOST_ROOM:
+    room = block_tables.shape[1] * block_size
+    room = room if max_context is None else min(room, max_context)
+    if room > split.part and tokens // queries * kv_heads < PROGRAMS and most <= TILES:
         cut = Cut(tiles, split)
-        seen = None if window is None else window + max_query_len - 1  # by all of the tokens
-        parts = once(
-            ("parts", max_query_len, room, q.shape, kv_heads, cut, seen),
-            lambda: listed(q, kv_heads, tiles.rows, context_lens, rows, room, cut, seen),
+        batch = query_start, context_lens, rows
+        shares = once(
+            ("shares", q.shape, kv_heads, cut, window),
+            lambda: _shared(q, kv_heads, *batch, most, cut, window),
         )
-        programs = len(parts.sums) * kv_heads
-    given = (None, None, None) if parts is None else parts[:3]
+        most += split.most
+    given = shares or (None, None, None)
     factor, cap = softmax.factors(scale, softcap)
-    _attention[(programs,)](
+    _attention[(most * kv_heads,)](
         out,
         *given,
         q,
@@ -121,11 +121,12 @@ def paged_attention(
         # Without a word ptxas may stop at fewer where 4 warps take more, and then spill.
         maxnreg=255 if tiles.warps < 8 else None,
     )
-    if parts is not None:
-        _merge[(len(parts.sums), kv_heads, tiles.rows // SIDE.value)](
+    if shares is not None:
+        _merge[(split.most, kv_heads, tiles.rows // SIDE.value)](
             out,
-            *given,
+            *shares,
             query_start,
+            most,
             *out.stride()[:2],
             HEADS=kv_heads,
             GROUP=group,
@@ -137,13 +138,97 @@ def paged_attention(
     return out
 
 
-@triton.jit(do_not_specialize_on_alignment=["query_start_ptr"])
+def _shared(
+    q: torch.Tensor, kv_heads: int, query_start: torch.Tensor, context_lens: torch.Tensor,
+    rows: torch.Tensor | None, most: int, cut: Cut, window: int | None,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    """What `_attention` takes for at most so many tiles whose contexts are cut into those and
+    `cut.split.most` parts more; to be used on a single stream. Nothing is read back.
+
+    Items [any, FIELDS], as `_share` lists them; sums and marks of the parts of tiles that are cut,
+    as in `Parts`. Each such tile has a part more, so there are no more of them than these.
+    """
+    tiles, (part, spare) = cut
+    heads = kv_heads * tiles.rows
+    items = q.new_empty((1 + most + 2 * spare, FIELDS.value), dtype=torch.int32)
+    sums = q.new_empty((2 * spare, heads, q.shape[2]), dtype=torch.float32)
+    _share[(1,)](
+        items, query_start, context_lens, rows, window or 0, len(context_lens), most,
+        TILES=TILES, QUERIES=tiles.rows * kv_heads // q.shape[1], KEYS=tiles.keys, PART=part,
+        SPARE=spare, WINDOWED=window is not None, num_warps=8,
+    )  # fmt: skip
+    return items, sums, sums.new_empty((2 * spare, 2, heads))
+
+
+@triton.jit(
+    do_not_specialize=["window", "sequences", "most"],
+    do_not_specialize_on_alignment=["query_start_ptr", "context_lens_ptr", "rows_ptr"],
+)
+def _share(
+    items_ptr,
+    query_start_ptr,
+    context_lens_ptr,
+    rows_ptr,  # None where sequence i has row i
+    window,
+    sequences,
+    most,
+    TILES: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
+    PART: tl.constexpr,
+    SPARE: tl.constexpr,
+    WINDOWED: tl.constexpr,
+):
+    """Cut the contexts of all tiles into parts of one size: no more of them than tiles + SPARE.
+
+    The first item has the numbers of parts, which follow, and of tiles that are cut, whose first
+    parts follow again. An item is a sequence, its row in the block tables, the part's first key and
+    the one past its last, the tile's first query, the place of the part's sums, and how many parts
+    the tile has.
+    """
+    tile = tl.arange(0, TILES)
+    base = tl.load(query_start_ptr)
+    sequence = _owner(tile, base, query_start_ptr, sequences, QUERIES)
+    begin = tl.load(query_start_ptr + sequence)
+    length = tl.load(query_start_ptr + sequence + 1) - begin
+    first = (tile - _first_tile(sequence, base, query_start_ptr, QUERIES)) * QUERIES
+    start = tl.load(context_lens_ptr + sequence) - length
+    key_from = tl.maximum(start + first + 1 - window, 0) // KEYS * KEYS if WINDOWED else tile * 0
+    end = start + tl.minimum(first + QUERIES, length)
+    live = (first < length).to(tl.int32)
+    keys = tl.maximum(end - key_from, 0) * live
+    size = tl.maximum(tl.cdiv(tl.cdiv(tl.sum(keys, 0), SPARE), KEYS) * KEYS, PART)
+    parts = tl.maximum(tl.cdiv(keys, size), 1) * live
+    is_cut = (parts > 1).to(tl.int32)
+    item = tl.cumsum(parts, 0) - parts
+    place = tl.cumsum(parts * is_cut, 0) - parts * is_cut
+    tl.store(items_ptr, tl.sum(parts, 0))
+    tl.store(items_ptr + 1, tl.sum(is_cut, 0))
+    table_row = row_of(rows_ptr, sequence).to(tl.int32)
+    merged = most + SPARE + tl.cumsum(is_cut, 0) - is_cut
+    for number in range(-1, tl.max(parts, 0)):
+        # Before all parts the tiles that are cut, which are to be merged.
+        held = (number < parts) & ((number >= 0) | (parts > 1))
+        part = tl.maximum(number, 0)
+        low = key_from + part * size
+        at = items_ptr + (1 + tl.where(number < 0, merged, item + part)) * FIELDS
+        tl.store(at, sequence, mask=held)
+        tl.store(at + 1, table_row, mask=held)
+        tl.store(at + 2, low, mask=held)
+        tl.store(at + 3, tl.minimum(low + size, end), mask=held)
+        tl.store(at + 4, first, mask=held)
+        tl.store(at + 5, place + part, mask=held)
+        tl.store(at + 6, parts, mask=held)
+
+
+@triton.jit(do_not_specialize=["most"], do_not_specialize_on_alignment=["query_start_ptr"])
 def _merge(
     out_ptr,
     items_ptr,
     sums_ptr,
     marks_ptr,
     query_start_ptr,
+    most,
     out_token_stride,
     out_head_stride,
     HEADS: tl.constexpr,
@@ -152,23 +237,24 @@ def _merge(
     HEAD_DIM: tl.constexpr,
     DIM: tl.constexpr,
 ):
-    """Merge some rows of a chunk, if this is its first part and not the only one."""
-    item = tl.program_id(0)
-    if item >= tl.load(items_ptr):
+    """Merge some rows of a tile that is cut."""
+    if tl.program_id(0) >= tl.load(items_ptr + 1):
         return
-    item_at = items_ptr + (1 + item) * FIELDS
+    item_at = items_ptr + (1 + most + tl.program_id(0)) * FIELDS
     sequence = tl.load(item_at)
-    parts = tl.load(item_at + 6)
+    first = tl.load(item_at + 4)
     begin = tl.load(query_start_ptr + sequence)
-    live = (tl.load(query_start_ptr + sequence + 1) - begin) * GROUP
+    length = tl.load(query_start_ptr + sequence + 1) - begin
+    live = tl.minimum(length - first, EACH // GROUP) * GROUP
     low = tl.program_id(2) * SIDE
-    if (tl.load(item_at + 5) != item) | (parts == 1) | (low >= live):
+    if low >= live:
         return
     head = tl.program_id(1)
-    to_ptr = out_ptr + begin.to(tl.int64) * out_token_stride + head * GROUP * out_head_stride
+    to_ptr = out_ptr + (begin + first).to(tl.int64) * out_token_stride
     merge(
-        sums_ptr, marks_ptr, item, parts, head, low, live, to_ptr, out_token_stride,
-        out_head_stride, HEADS, GROUP, EACH, HEAD_DIM, DIM,
+        sums_ptr, marks_ptr, tl.load(item_at + 5), tl.load(item_at + 6), head, low, live,
+        to_ptr + head * GROUP * out_head_stride, out_token_stride, out_head_stride,
+        HEADS, GROUP, EACH, HEAD_DIM, DIM,
     )  # fmt: skip
 
 
@@ -180,15 +266,16 @@ def _first_tile(sequence, base, query_start_ptr, QUERIES: tl.constexpr):
 
 @triton.jit
 def _owner(tile, base, query_start_ptr, sequences, QUERIES: tl.constexpr):
-    """The last sequence whose first tile is not after `tile`, by bisection."""
-    low = 0
-    high = sequences
-    while high - low > 1:
+    """The last sequence whose first tile is not after `tile`, by bisection; of any tiles."""
+    low = tile * 0
+    high = low + sequences
+    left = sequences
+    while left > 1:
         middle = (low + high) // 2
-        if _first_tile(middle, base, query_start_ptr, QUERIES) <= tile:
-            low = middle
-        else:
-            high = middle
+        before = _first_tile(middle, base, query_start_ptr, QUERIES) <= tile
+        low = tl.where(before, middle, low)
+        high = tl.where(before, high, middle)
+        left = (left + 1) // 2
     return low
 
 
@@ -205,7 +292,7 @@ def _owner(tile, base, query_start_ptr, sequences, QUERIES: tl.constexpr):
 )
 def _attention(
     out_ptr,
-    items_ptr,  # see `Parts`; None where no context is cut
+    items_ptr,  # see `_share`; None where no context is cut
     sums_ptr,
     marks_ptr,
     q_ptr,
@@ -247,8 +334,8 @@ def _attention(
         base = tl.load(query_start_ptr)
         sequence = _owner(tile, base, query_start_ptr, sequences, QUERIES)
         first = (tile - _first_tile(sequence, base, query_start_ptr, QUERIES)) * QUERIES
-        table_row = place(rows_ptr, sequence)
-        item: tl.constexpr = 0
+        table_row = row_of(rows_ptr, sequence)
+        place: tl.constexpr = 0
         parts: tl.constexpr = 1
     else:
         program = tl.program_id(0)
@@ -258,8 +345,9 @@ def _attention(
         item_at = items_ptr + (1 + item) * FIELDS
         sequence = tl.load(item_at)
         table_row = tl.load(item_at + 1).to(tl.int64)
+        first = tl.load(item_at + 4)
+        place = tl.load(item_at + 5)
         parts = tl.load(item_at + 6)
-        first = 0
     head = program % HEADS
     begin = tl.load(query_start_ptr + sequence)
     length = tl.load(query_start_ptr + sequence + 1) - begin
@@ -297,7 +385,7 @@ def _attention(
 
     to_ptr = out_ptr + (begin + first).to(tl.int64) * out_token_stride
     finish(
-        acc, peak, total, item, parts, head, tl.minimum(length - first, QUERIES) * GROUP,
+        acc, peak, total, place, parts, head, tl.minimum(length - first, QUERIES) * GROUP,
         to_ptr + head * GROUP * out_head_stride, out_token_stride, out_head_stride,
         sums_ptr, marks_ptr, HEADS, GROUP, ROWS, HEAD_DIM,
     )  # fmt: skip

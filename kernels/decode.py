@@ -53,7 +53,7 @@ def paged_decode(
     room = block_tables.shape[1] * block_size
     parts = once(
         ("parts", q.shape, kv_heads, cut, window),
-        lambda: listed(q, kv_heads, heads // kv_heads, context_lens, rows, room, cut, window),
+        lambda: listed(q, kv_heads, context_lens, rows, room, cut, window),
     )
     windowed, itemsize = window is not None, k_cache.element_size()
     per_processor = resident(tiles, head_dim, itemsize, tuning.capability(q.device), windowed)

@@ -20,7 +20,7 @@ import triton.language as tl
 
 from pagedsim.kernels import softmax, tuning
 from pagedsim.kernels.attention import _first_tile, _owner
-from pagedsim.kernels.softmax import place, rows
+from pagedsim.kernels.softmax import row_of, rows
 from pagedsim.kernels.tiles import MIN_ROWS, Tiles, power_of_two
 
 SEGMENTS = 32
@@ -222,7 +222,7 @@ def _latent(
     peak = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     positions = start + query
-    table_ptr = tables_ptr + place(rows_ptr, sequence) * table_stride
+    table_ptr = tables_ptr + row_of(rows_ptr, sequence) * table_stride
     for key_begin in range(key_from, end, KEYS):
         key = key_begin + tl.arange(0, KEYS)
         in_range = key < end

@@ -1,10 +1,10 @@
 """Contexts cut into parts that run side by side: the list of parts, and how they are merged.
 
-How a context is cut depends on its length alone (`tiles.Split`), and parts are merged in their
-order, so a sequence's result depends on that sequence alone. As many programs as the GPU holds at
-one time walk over the list: the launch depends on shapes alone, so that a CUDA graph can hold it.
-In a decode the last program to finish a part of a sequence and KV head merges them, in a chunk,
-which has more rows, a launch of its own.
+How a decode's context is cut depends on its length alone (`tiles.Split`), and parts are merged in
+their order, so its result depends on that sequence alone. As many programs as the GPU holds at one
+time walk over the list: the launch depends on shapes alone, so that a CUDA graph can hold it. The
+last program to finish a part of a sequence and KV head merges them. Chunks have a list of their own
+(`attention.py`), and since they have more rows, a launch that merges.
 
 One launch a step, shared by all layers, lists the parts that there are. For B sequences it reads
 4·B² bytes, from a cache but for the first 4·B, and writes 32 for each part: bound by its launch.
@@ -18,14 +18,14 @@ import torch
 import triton
 import triton.language as tl
 
-from pagedsim.kernels.softmax import finite, place
+from pagedsim.kernels.softmax import finite, row_of
 from pagedsim.kernels.tiles import power_of_two
 from pagedsim.kernels.tuning import Cut
 
 FIELDS = tl.constexpr(8)
-"""Of a part: its sequence, that one's row in the block tables, the part's first key and the one
-past its last, the context, the place in the list of the sequence's first part, and how many it has.
-"""
+"""Of a decode's part: its sequence, that one's row in the block tables, the part's first key and
+the one past its last, the context, the place in the list of the sequence's first part, and how many
+it has."""
 
 
 class Parts(NamedTuple):
@@ -43,14 +43,11 @@ class Parts(NamedTuple):
 
 
 def listed(
-    q: torch.Tensor, kv_heads: int, each: int, context_lens: torch.Tensor,
-    rows: torch.Tensor | None, room: int, cut: Cut, window: int | None,
+    q: torch.Tensor, kv_heads: int, context_lens: torch.Tensor, rows: torch.Tensor | None,
+    room: int, cut: Cut, window: int | None,
 ) -> Parts:  # fmt: skip
-    """The parts of contexts of `room` keys at most, with `each` rows of queries a KV head.
-
-    Nothing is read back.
-    """
-    batch, heads, head_dim = len(context_lens), kv_heads * each, q.shape[2]
+    """The parts of decodes' contexts of `room` keys at most; nothing is read back."""
+    batch, heads, head_dim = q.shape
     keys, (part, most) = cut.tiles.keys, cut.split
     bound = batch * cut.split.bound(room if window is None else min(room, window + keys))
     parts = Parts(
@@ -123,7 +120,7 @@ def _cut(
     begin = first + part * size
     at = items_ptr + (1 + before + part) * FIELDS
     tl.store(at, sequence, mask=held)
-    tl.store(at + 1, place(rows_ptr, sequence).to(tl.int32), mask=held)
+    tl.store(at + 1, row_of(rows_ptr, sequence).to(tl.int32), mask=held)
     tl.store(at + 2, begin, mask=held)
     tl.store(at + 3, tl.minimum(begin + size, context), mask=held)
     tl.store(at + 4, context, mask=held)

@@ -26,7 +26,7 @@ def factors(scale: float, softcap: float | None) -> tuple[float, float]:
 
 
 @triton.jit
-def place(rows_ptr, sequence):
+def row_of(rows_ptr, sequence):
     """The row of a sequence in the block tables."""
     if rows_ptr is None:
         row = sequence

@@ -4,8 +4,8 @@ A graph repeats the launches of its capture: the same kernels over the same memo
 for each of a few sizes, and a batch of another size is padded with rows that read and write
 nothing. Kernels read each step's values from `DecodeInputs`, or with prompts from `PromptInputs`,
 and all graphs write their logits to one tensor. No launch depends on a length: parts of contexts
-are listed on the GPU (`kernels/parts.py`), so are the tiles of chunks found (`attention.py`), and
-tables are as wide as the longest request needs.
+are listed on the GPU (`kernels/parts.py`, for chunks `attention.py`), the tiles of chunks are found
+there, and tables are as wide as the longest request needs.
 
 Graphs never run side by side, so they share one memory pool for temporaries: the largest is
 captured first, and the others reuse its memory.

@@ -26,6 +26,8 @@ UNCOMPILED_TOKENS = 64
 """Tokens of the longest dummy step where no kernel is compiled."""
 DECODE_CONTEXT = 31
 """Tokens in the cache of a dummy decode."""
+LONG_CONTEXT = 2048
+"""Those of a dummy chunk whose context is cut into parts."""
 
 
 def warm_up_steps(gpu: torch.Tensor, room: int, seqs: int) -> Iterator[Step]:
@@ -39,6 +41,8 @@ def warm_up_steps(gpu: torch.Tensor, room: int, seqs: int) -> Iterator[Step]:
     decode = min(DECODE_CONTEXT, room - 1), 1
     for length in powers_of_two(2, room) if kernels else [min(room, UNCOMPILED_TOKENS)]:
         yield [(0, length)]
+        if kernels and length < room:
+            yield [(LONG_CONTEXT, length)]
         if length + 2 <= room and seqs > 2:
             yield [decode, decode, (0, length)]
     for count in powers_of_two(1, min(seqs, room)) if kernels else [1]:

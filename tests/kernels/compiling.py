@@ -31,7 +31,7 @@ from pagedsim.kernels import (
 from pagedsim.kernels import cache as kv_cache
 from pagedsim.kernels.batch import AttentionBatch, RowNorm, SamplingTensors
 from pagedsim.kernels.float8 import FORMATS
-from pagedsim.kernels.tiles import Split, decode_tiles, prefill_tiles
+from pagedsim.kernels.tiles import PROGRAMS, Split, decode_tiles, prefill_tiles
 from tests.kernels.test_products import WEIGHTS
 
 
@@ -49,7 +49,7 @@ class Call(TypedDict, total=False):
     block_size: int
     queries: int
     context: int | None
-    """The longest of chunks, where the host knows it."""
+    """The longest of chunks, where the host knows it; up to 1,024 none is cut."""
     heads: int
     """That share a latent."""
     rank: int
@@ -168,12 +168,14 @@ def run_product(case: Call, dtype: torch.dtype) -> None:
     weights = WEIGHTS.get(case.get("weights", ""), dtype)
     weight = torch.zeros(outputs * (2 if "gated" in around else 1), case["size"], dtype=weights)
     scale = None if weights is dtype else torch.zeros(len(weight))
+    done = torch.zeros(PROGRAMS, dtype=torch.int32) if around else None
     if "added" in around:
-        product.add_product(torch.zeros(tokens, outputs, dtype=dtype), x, weight, None, scale)
+        residual = torch.zeros(tokens, outputs, dtype=dtype)
+        product.add_product(residual, x, weight, None, scale, done=done)
     else:
         front = RowNorm(x[0], torch.zeros(tokens, 64), 1e-6) if "normed" in around else None
         bias = weight[:, 0].to(dtype) if "bias" in around else None
-        product.product(x, weight, bias, scale, norm=front, gated="gated" in around)
+        product.product(x, weight, bias, scale, norm=front, gated="gated" in around, done=done)
 
 
 def pick(vocab: int, filtered: bool) -> None:

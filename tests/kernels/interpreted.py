@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -34,6 +35,7 @@ from tests.kernels.test_attention import (
     MIXED,
     SMALL,
     attend,
+    cases,
     check_decodes,
     decode_all,
     decode_some,
@@ -217,7 +219,7 @@ CHUNKS = Case(((5, 150), (3, 3), (0, 0), (1, 1), (8, 70), (1, 0), (2, 130)), tai
 )
 @pytest.mark.parametrize("split", [Split(16, 4), Split(64, 2)])
 def test_a_short_chunk_cuts_its_context(change: dict[str, Any], split: Split) -> None:
-    """Into parts that do not depend on the rest; where there is one, nothing is to be merged."""
+    """Into parts that all contexts share; where there is one, the result is that of no cut."""
     case = replace(CHUNKS, **change)
     i, tiles = case.inputs, replace(SMALL, rows=32)
     masks: dict[str, Any] = {"scale": case.scale, "window": case.window, "softcap": case.softcap}
@@ -233,14 +235,65 @@ def test_a_short_chunk_cuts_its_context(change: dict[str, Any], split: Split) ->
     together, whole = chunks(slice(None), split), chunks(slice(None), Split(1024, 16))
     check(together, case)
     for n, (length, context) in enumerate(case.sequences):
-        begin = int(i.query_start[n])
-        mine = slice(begin, begin + length)
-        assert torch.equal(chunks(slice(n, n + 1), split)[mine], together[mine])
+        mine = slice(int(i.query_start[n]), int(i.query_start[n]) + length)
         assert context > split.part or torch.equal(whole[mine], together[mine])
 
 
+@pytest.mark.slow
+@settings(max_examples=settings().max_examples // 6)
+@given(cases())
+def test_any_batch_is_cut(case: Case) -> None:
+    """Also in the places that a graph has."""
+    masks: dict[str, Any] = {"scale": case.scale, "window": case.window, "softcap": case.softcap}
+    i = case.inputs
+    with patch.object(attention, "chunk_split", lambda kv_heads: Split(16, 4)):
+        for batch in (case.batch, for_a_graph(case.batch, len(i.q))):
+            check(ops.attend_cached(i.q, i.k_cache, i.v_cache, batch, **masks), case)
+
+
+@pytest.mark.parametrize("window", [None, 30])
+def test_a_cut_batch_has_all_keys_of_each_tile_once(window: int | None) -> None:
+    """In no more parts than there are tiles and some to spare, whatever the contexts."""
+    tiles, split, group = replace(SMALL, rows=32), Split(32, 4), 3  # of 10 queries
+    for lengths, contexts in (
+        ((5, 20, 0, 31, 10), (150, 20, 0, 400, 0)),
+        ((1,), (999,)),
+        ((10, 1, 7), (10, 33, 7)),
+    ):
+        begins = torch.tensor([4, *itertools.accumulate(lengths, initial=4)][1:], dtype=torch.int32)
+        ends = torch.tensor(contexts, dtype=torch.int32)
+        most = sum(lengths) // 10 + len(lengths)
+        items, sums, _ = attention._shared(
+            torch.zeros(4 + sum(lengths), group, 16), 1, begins, ends, None, most,
+            Cut(tiles, split), window,
+        )  # fmt: skip
+        keys: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        places, cut = list[int](), set[tuple[int, ...]]()
+        for number, row, low, high, first, place, parts, _ in items[
+            1 : 1 + int(items[0, 0])
+        ].tolist():
+            assert number == row
+            keys.setdefault((number, first), []).append((low, high))
+            if parts > 1:
+                places.append(place)
+                cut.add((number, first, place - len(keys[number, first]) + 1, parts))
+        merged = items[1 + most + split.most :][: int(items[0, 1])].tolist()
+        assert {(n, first, place, parts) for n, _, _, _, first, place, parts, _ in merged} == cut
+        assert len(merged) == len(cut) and int(items[0, 0]) <= most + split.most
+        assert places == list(range(len(places))) and len(places) <= len(sums)
+        for number, (length, context) in enumerate(zip(lengths, contexts, strict=True)):
+            for first in range(0, length, 10):
+                begin = context - length + first
+                hidden = 0 if window is None else max(begin + 1 - window, 0) // 16 * 16
+                end = context - length + min(first + 10, length)
+                lows, highs = zip(*keys.pop((number, first)), strict=True)
+                assert lows[0] == hidden and highs[-1] == end and lows[1:] == highs[:-1]
+                assert all(low % 16 == 0 for low in lows)
+        assert not keys
+
+
 def test_a_graph_reads_the_contexts_of_its_replay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its launches are those of shorter contexts. Outside of a graph the same chunks are cut."""
+    """Its launches are those of shorter contexts, and of a step outside of a graph."""
     case = replace(CHUNKS, sequences=((1, 90), (1, 3), *CHUNKS.sequences[::2]), group=1, seats=True)
     i, run = case.inputs, InterpretedFunction.run
     launched: list[Callable[[], None]] = []
@@ -259,14 +312,11 @@ def test_a_graph_reads_the_contexts_of_its_replay(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(InterpretedFunction, "run", record)
     monkeypatch.setattr(attention, "chunk_split", lambda kv_heads: Split(16, 16))
     step(case.batch)
-    assert names == ["_cut", "_decode", "_cut", "_attention", "_merge"]
-    with monkeypatch.context() as patched:
-        patched.setattr(attention, "MOST_ROOM", 1000)
-        check(step(case.batch), case)
-    assert names == ["_cut", "_decode", "_attention"]
+    assert names == ["_cut", "_decode", "_share", "_attention", "_merge"]
     batch = for_a_graph(case.batch, len(i.q))
     batch.context_lens.clamp_(max=24)
     out = step(batch).fill_(torch.nan)
+    assert names == ["_cut", "_decode", "_share", "_attention", "_merge"]
     replay = list(launched)
     fresh = for_a_graph(case.batch, len(i.q))
     batch.context_lens.copy_(fresh.context_lens)
@@ -282,7 +332,7 @@ CONTEXTS = st.lists(st.integers(0, 200), min_size=1, max_size=6)
 def cut_up(contexts: list[int], split: Split, window: int | None) -> Parts:
     q = torch.zeros(len(contexts), 2, 16)
     lengths = torch.tensor(contexts, dtype=torch.int32)
-    return listed(q, 1, 2, lengths, None, max(contexts), Cut(SMALL, split), window)
+    return listed(q, 1, lengths, None, max(contexts), Cut(SMALL, split), window)
 
 
 @settings(max_examples=settings().max_examples // 3)
@@ -339,7 +389,7 @@ def test_any_sequence_alone_and_in_any_batch(
 def test_one_part_leaves_nothing_to_merge() -> None:
     case = Case(((1, 40), (1, 0), (1, 41), (1, 7)), kv_heads=1, head_dim=16)
     i, split = case.inputs, Split(48, 4)
-    parts = listed(i.q, 1, case.group, i.context_lens, None, 64, Cut(SMALL, split), None)
+    parts = listed(i.q, 1, i.context_lens, None, 64, Cut(SMALL, split), None)
     parts.sums.fill_(torch.nan)
     out = decode.paged_decode(
         i.q, i.k_cache, i.v_cache, i.block_tables, i.context_lens, scale=case.scale,

@@ -96,7 +96,7 @@ PRODUCT: Call = {"kernel": "product", "dtype": "bfloat16", "queries": 8}
 CUT = [*["_count"] * 4, "_peak", "_mass", *["_weigh"] * 3, "_tie"]
 EXPERTS = ["_list", "_up", "_down", "_sum", "_route"]
 ATTENTION, DECODE = ["_attention"], ["_cut", "_decode"]
-CHUNK = ["_cut", "_attention", "_merge"]
+CHUNK = ["_share", "_attention", "_merge"]
 QUICK: list[tuple[Call, list[str]]] = [
     ({"kernel": "attention", "dtype": "bfloat16"}, ATTENTION),
     ({"kernel": "decode", "dtype": "bfloat16"}, DECODE),
@@ -128,8 +128,8 @@ MODELS: list[tuple[Call, list[str]]] = [
     ({"kernel": "attention", "dtype": "bfloat16", "head_dim": 256, "softcap": 50.0}, ATTENTION),
     ({"kernel": "attention", "dtype": "float32", "head_dim": 64, "block_size": 12}, ATTENTION),
     ({"kernel": "attention", "dtype": "bfloat16", "cache": "fp8_e4m3"}, ATTENTION),
-    ({"kernel": "attention", "dtype": "bfloat16", "queries": 20}, ATTENTION),
-    ({"kernel": "attention", "dtype": "bfloat16", "queries": 20, "context": 2048}, CHUNK),
+    ({"kernel": "attention", "dtype": "bfloat16", "queries": 20, "context": 1024}, ATTENTION),
+    ({"kernel": "attention", "dtype": "bfloat16", "queries": 20}, CHUNK),
     (
         {"kernel": "decode", "dtype": "float32", "head_dim": 64, "window": 128, "softcap": 50.0},
         DECODE,
@@ -143,6 +143,7 @@ MODELS: list[tuple[Call, list[str]]] = [
     ({**DEEPSEEK, "chunks": True}, ["_latent", "_compress"]),
     ({**PRODUCT, "size": 4096, "outputs": 4096, "around": "added"}, ["_product"]),
     ({**PRODUCT, "size": 14336, "outputs": 4096, "around": "added"}, ["_product"]),
+    ({**PRODUCT, "size": 14336, "outputs": 4096, "around": "added", "queries": 64}, ["_product"]),
     (GATED, ["_product"]),
     ({**GATED, "weights": "int8"}, ["_product"]),
     ({**GATED, "weights": "fp8_e4m3"}, ["_product"]),
@@ -244,7 +245,7 @@ def test_every_shape(kernel: str, dtype: str, cache: str) -> None:
     dims = (16, 64, 80, 128, 256) if half else (64, 128)
     lengths = (8,) if kernel == "decode" else (1, 16, 512) if half else (1, 512)
     masks = itertools.cycle([(1, None, None), (7, None, None), (4, 128, None), (4, None, 50.0)])
-    contexts = itertools.cycle([None, 2048, None, 2048, 2048, None, 2048, None])
+    contexts = itertools.cycle([None, 1024, None, 1024, 1024, None, 1024, None])
     shape: Call = {"kernel": kernel, "dtype": dtype, "cache": cache}
     found: list[Call] = []
     for dim, queries, _ in itertools.product(dims, lengths, range(2)):
@@ -289,7 +290,7 @@ def test_every_product(dtype: str) -> None:
         for size, outputs in (widths if dtype == "bfloat16" else widths[:1])
         for weights in ("auto", "int8", "fp8_e4m3")
         for queries, around in [
-            *itertools.product((1, 32), ("normed, gated", "bias, normed", "added")),
+            *itertools.product((1, 32, 64), ("normed, gated", "bias, normed", "added")),
             *(() if weights == "auto" else ((64, ""), (512, ""))),
         ]
     )  # fmt: skip
