@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -12,12 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagedsim.core import Continuation, Request, RequestError, SamplingParams
+from pagedsim.engine import runner
 from pagedsim.engine.engine import LLMEngine
 from pagedsim.engine.output import CompletionOutput, RequestOutput
 from pagedsim.engine.sampler import gumbel, stream_key
 from pagedsim.engine.sequence import Sequences, make_group
 from pagedsim.engine.tokenizer import Text
 from tests.engine.sampling.test_beam import VOCAB, engine_of, run, tiny
+from tests.engine.test_graphs import Replayer
 
 PROMPT = [1, 2, 3, 4, 5]
 GREEDY = SamplingParams(temperature=0)
@@ -309,18 +312,25 @@ SAMPLES = st.builds(
     st.sampled_from(["prefill_first", "unified"]),
     st.sampled_from(["recompute", "swap"]),
     st.integers(14, 24),
+    st.booleans(),
 )
 @settings(max_examples=settings().max_examples // 4)
 def test_any_mix_is_served_alike_by_any_scheduler(
-    asked: list[SamplingParams], memory: str, batching: str, preemption: str, blocks: int
+    asked: list[SamplingParams],
+    memory: str,
+    batching: str,
+    preemption: str,
+    blocks: int,
+    graphs: bool,
 ) -> None:
-    """Preemption does not show."""
+    """Neither preemption nor a graph shows."""
     want, preempted = all_of(asked)
     assert preempted == 0
     tokens = {"max_batched_tokens": 16} if batching == "unified" else {}
     cpu = 10 if preemption == "swap" else 0
     settings = {"memory": memory, "batching": batching, "preemption": preemption, **tokens}
-    got, _ = all_of(asked, blocks=blocks, cpu_blocks=cpu, **settings, max_model_len=48)
+    with patch.object(runner, "recorder_of", lambda device: Replayer() if graphs else None):
+        got, _ = all_of(asked, blocks=blocks, cpu_blocks=cpu, **settings, max_model_len=48)
     assert got == want
     for params, lines in zip(asked, got, strict=True):
         assert len(lines) == params.n
