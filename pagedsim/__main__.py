@@ -70,7 +70,7 @@ def run(words: Sequence[str], root: str) -> None:
     elif root == "serve":
         from pagedsim.serve.command import serve
 
-        serve(composed.resolved(missing=True))
+        serve(composed)
     else:
         from pagedsim.run.folder import claimed
         from pagedsim.run.runner import Execution

@@ -106,6 +106,7 @@ OF_MEMORY = (
 BESIDE: Mapping[str, tuple[str, ...]] = {
     "policy": ("victim",),
     "memory": (*OF_MEMORY, "reserved_gib", "pool"),
+    "router": ("backends",),
     "fleet.autoscale": ("min_replicas", "interval_s", "startup_s"),
 }
 """Settings of groups that are not those of the class that a group names."""

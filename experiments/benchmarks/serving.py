@@ -2,6 +2,7 @@
 
     python -m pagedsim.experiments.benchmarks.serving
     python -m pagedsim.experiments.benchmarks.serving neighbours --seconds 5
+    python -m pagedsim.experiments.benchmarks.serving router --rate 500
 
 The first streams from `backend=sim` with a model faster than any server, bound to one core, to a
 client on another, for each number of `--streams` at once: what the path over HTTP costs.
@@ -9,6 +10,10 @@ client on another, for each number of `--streams` at once: what the path over HT
 `neighbours` sends the costliest bodies that are allowed again and again, on two connections, while
 another client waits for small answers. It prints the longest of its waits: in the median of the
 seconds, and of all, which is that of a shared machine where others take its cores.
+
+`router` sends small completions at a rate to a simulated server, and as many through a router
+before two of them, in turn, so that both meet the machine in the same state. What the router adds
+is the difference of neighbours.
 """
 
 from __future__ import annotations
@@ -269,4 +274,60 @@ async def waits_of(url: str, seconds: float) -> list[float]:
     return waits
 
 
-main = main_of(__name__, rates, neighbours)
+# -- a router's overhead ---------------------------------------------------------------------------
+
+
+def router(words: Sequence[str]) -> None:
+    """Print what a router adds to the time of a small completion."""
+    asked = parse(__doc__, words, {"--rate": 500, "--seconds": 10, "--routers": ROUTERS})
+    rows = []
+    for name in asked.routers:
+        with (
+            listening(*FAST, *QUICKEST) as one,
+            listening(*FAST, *QUICKEST) as other,
+            listening(f"router.backends=[{one.url},{other.url}]", f"router={name}") as front,
+        ):
+            urls = one.url, front.url
+            asyncio.run(alternated(urls, asked.rate, 1.0))  # what comes with the first ones
+            direct, through = asyncio.run(alternated(urls, asked.rate, asked.seconds))
+        added = [late - soon for soon, late in zip(direct, through, strict=True)]
+        numbers = (
+            median(direct),
+            median(through),
+            median(added),
+            sorted(added)[len(added) * 9 // 10],
+        )
+        rows.append([name, *(f"{1e6 * value:,.0f}" for value in numbers)])
+    print(table(["router", "direct (µs)", "through (µs)", "added, median", "added, 90 %"], rows))
+
+
+ROUTERS = ["round_robin", "least_requests", "prefix_aware"]
+QUICKEST = ("stack.server_ms=0",)
+
+
+async def alternated(urls: Sequence[str], rate: float, seconds: float) -> list[list[float]]:
+    """Seconds of requests, sent to each address in turn at a rate each, on connections that are
+    kept."""
+    count = int(rate * seconds)
+    pools: list[list[Connection]] = [[] for _ in urls]
+    waits = [[0.0] * count for _ in urls]
+    begun = time.perf_counter()
+
+    async def one(which: int, number: int) -> None:
+        sent = time.perf_counter()
+        connection = pools[which].pop() if pools[which] else await connect(urls[which])
+        await answered(connection, QUICK)
+        waits[which][number] = time.perf_counter() - sent
+        pools[which].append(connection)
+
+    async with asyncio.TaskGroup() as group:
+        for turn in range(count * len(urls)):
+            due = begun + turn / rate / len(urls)
+            await asyncio.sleep(max(due - time.perf_counter(), 0))
+            group.create_task(one(turn % len(urls), turn // len(urls)))
+    for connection in chain.from_iterable(pools):
+        connection[1].transport.abort()
+    return waits
+
+
+main = main_of(__name__, rates, neighbours, router)

@@ -4,7 +4,7 @@ takes them."""
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import cache, partial
 from heapq import heappop, heappush
 from math import inf
@@ -21,7 +21,7 @@ from pagedsim.core import PagedsimError, Request, RequestId, State
 from pagedsim.core.errors import AnswerError, RequestError, printed, require_flag
 from pagedsim.core.memory.prefix import PrefixIndex
 from pagedsim.core.source import Job
-from pagedsim.policies.routing.router import Left, Move, Placed, Refusal, Router
+from pagedsim.policies.routing.router import Left, Move, Placed, Refusal, Replicas, Router
 from pagedsim.sim.environment import NORMAL, Environment
 from pagedsim.sim.server import Recorder
 
@@ -184,28 +184,9 @@ class Dispatcher:
             self.lazy.catch_up(now)
         if not candidates:
             return None
-        answer = self.router.route(request, candidates, now)
-        if answer is None and not self.router.holds:
-            name = type(self.router).__name__
-            raise PagedsimError(
-                f"{name}.route returned None: a router that queues requests must set holds = True"
-            )
-        if isinstance(answer, Refusal):
-            why: object = answer.reason
-            if not (isinstance(why, str) and why):
-                name = f"{type(self.router).__name__}.route"
-                raise AnswerError(
-                    f"{name} gave {printed(answer)}: its reason must be a text that says why"
-                )
+        answer = answer_of(self.router, request, candidates, now, self._takes)
+        if answer is None or isinstance(answer, Refusal):
             return answer
-        if answer is None:
-            return None
-        if not (isinstance(answer, ReplicaView) and self._takes(answer, role)):
-            name = f"{type(self.router).__name__}.route"
-            raise AnswerError(
-                f"{name} gave {printed(answer)}: must be one of the replicas that it was given, "
-                f"which may {'take prompts' if role == 'prefill' else 'decode'}, a Refusal, or None"
-            )
         if self._observing:
             self.router.observe(Placed(request, answer, now))
         replica: ReplicaHandle = self.replicas[answer.index]
@@ -260,7 +241,7 @@ class Dispatcher:
                 return False
             source, target = move.source, move.target
             known = isinstance(source, ReplicaView) and source in self._views
-            return known and isinstance(target, ReplicaView) and self._takes(target, "decode")
+            return known and self._takes(target, "decode")
 
         if isinstance(moves, Sequence) and all(map(fine, moves)):
             checked: Sequence[Move] = moves
@@ -373,8 +354,10 @@ class Dispatcher:
             for role in PHASES
         }
 
-    def _takes(self, view: ReplicaView, role: Phase) -> bool:
+    def _takes(self, view: object, role: str) -> bool:
         """Whether a replica is a valid answer of the router for a phase."""
+        if not isinstance(view, ReplicaView):
+            return False
         known = self._views[view.index] is view and view.role in (role, "both")
         return known and self.states[self.replicas[view.index]] is ReplicaState.UP
 
@@ -434,6 +417,38 @@ class Dispatcher:
         """Report to the router that a request has left a replica without being served."""
         if self._observing:
             self.router.observe(Left(request, self.view(replica), self.environment.now))
+
+
+def answer_of(
+    router: Router,
+    request: Request,
+    replicas: Replicas,
+    now: float,
+    takes: Callable[[object, str], bool],
+) -> Any:
+    """The answer of a router: one of the replicas, a Refusal, or None where it may hold requests.
+
+    `takes` says whether an object is a replica that may take requests, for a phase. Raises
+    PagedsimError for any other answer.
+    """
+    answer: object = router.route(request, replicas, now)
+    name, role = f"{type(router).__name__}.route", replicas.role
+    if answer is None and not router.holds:
+        raise PagedsimError(
+            f"{name} returned None: a router that queues requests must set holds = True"
+        )
+    if isinstance(answer, Refusal):
+        why: object = answer.reason
+        if not (isinstance(why, str) and why):
+            raise AnswerError(
+                f"{name} gave {printed(answer)}: its reason must be a text that says why"
+            )
+    elif answer is not None and not takes(answer, "decode" if role == "decode" else "prefill"):
+        raise AnswerError(
+            f"{name} gave {printed(answer)}: must be one of the replicas that it was given, "
+            f"which may {'decode' if role == 'decode' else 'take prompts'}, a Refusal, or None"
+        )
+    return answer
 
 
 class BackgroundProcess:

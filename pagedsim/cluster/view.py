@@ -14,7 +14,21 @@ from pagedsim.policies.routing.router import Replica, Replicas
 from pagedsim.sim.cost.base import step
 
 
-class ReplicaView:
+class StepTimes:
+    """The step times of a replica, by its cost model."""
+
+    cost: Any
+
+    def prefill_seconds(self, tokens: int, cached: int = 0) -> float:
+        answer = self.cost.step_seconds(step(tokens, cached=cached))
+        return policy_validation.seconds(self.cost, "step_seconds", answer)
+
+    def decode_seconds(self, sequences: int, context: int) -> float:
+        answer = self.cost.decode_seconds(sequences, context)
+        return policy_validation.seconds(self.cost, "decode_seconds", answer)
+
+
+class ReplicaView(StepTimes):
     """The current state of a replica: the router's `Replica`. The dispatcher advances the replica
     to the current time before a router reads it."""
 
@@ -27,6 +41,7 @@ class ReplicaView:
     index: Any = property(lambda self: self._replica.index)
     name: Any = property(lambda self: self._replica.name)
     role: Any = property(lambda self: self._replica.role)
+    cost: Any = property(lambda self: self._replica.cost)
     max_seqs: Any = property(lambda self: self._replica.scheduler.max_seqs)
     max_batched_tokens: Any = property(lambda self: self._replica.scheduler.max_batched_tokens)
     block_size: Any = property(lambda self: self._replica.scheduler.memory.block_size)
@@ -108,17 +123,6 @@ class ReplicaView:
 
     def host_tokens(self, request: Request, cached: int) -> int:
         return self._replica.scheduler.host_tokens(request, cached)
-
-    def prefill_seconds(self, tokens: int, cached: int = 0) -> float:
-        cost = self._replica.cost
-        answer = cost.step_seconds(step(tokens, cached=cached))
-        return policy_validation.seconds(cost, "step_seconds", answer)
-
-    def decode_seconds(self, sequences: int, context: int) -> float:
-        cost = self._replica.cost
-        return policy_validation.seconds(
-            cost, "decode_seconds", cost.decode_seconds(sequences, context)
-        )
 
 
 _COUNTS = (

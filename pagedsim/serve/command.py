@@ -9,11 +9,14 @@ from importlib.util import find_spec
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import not_installed
 from pagedsim.requirements import refuse_older
-from pagedsim.spec.composed import missing_keys
-from pagedsim.spec.conf import Settings
-from pagedsim.spec.words import group_of
+from pagedsim.spec.composed import Composed, missing_keys
+from pagedsim.spec.run import RunSpec
+from pagedsim.spec.study import with_pools
+from pagedsim.spec.words import group_of, key_of
 
 ENGINE = "pagedsim.backends.engine.Engine"
+OF_A_SERVER = ("backend", "policy", "preemption", "offload", "answer_tokens", "name")
+"""Words that change nothing where the servers are there already."""
 
 
 def completed(words: Sequence[str]) -> list[str]:
@@ -22,9 +25,15 @@ def completed(words: Sequence[str]) -> list[str]:
         raise ConfigError(f"{several.pop()}: a command is one server; start one for each")
     if "backend=http" in words:
         raise ConfigError("backend=http: serve takes sim and engine")
+    before = any(key_of(word) == "router.backends" for word in words)
+    routed = before or any(group_of(word) == "fleet" for word in words)
     for word in words:
-        if group_of(word) in ("fleet", "router"):
-            raise ConfigError(f"{word}: serve is one replica; a study has many")
+        if group_of(word) == "router" and not routed:
+            raise ConfigError(
+                f"{word}: is of several servers: fleet.replicas=4, or router.backends=[http://...]"
+            )
+        if before and group_of(word) in OF_A_SERVER:
+            raise ConfigError(f"{word}: changes nothing with router.backends, which have their own")
     if "backend=engine" in words:
         from pagedsim.backends.engine import Engine
 
@@ -37,8 +46,11 @@ def completed(words: Sequence[str]) -> list[str]:
     return ["model=tiny"] * engine + list(words)
 
 
-def serve(settings: Settings) -> None:
+def serve(composed: Composed) -> None:
     """Serve until SIGTERM or Ctrl-C."""
+    settings = with_pools(
+        composed.resolved(missing=True), lambda where, words: composed.changed(words).resolved()
+    )
     for missing in missing_keys(settings):
         raise ConfigError(f"{missing}: must be given: {missing}=...")
     # oneDNN caches one primitive per matmul shape, 1024 by default; a server sees ever new shapes,
@@ -48,11 +60,18 @@ def serve(settings: Settings) -> None:
     on_engine = settings["backend"].get("_target_") == ENGINE
     if on_engine:
         refuse_older("engine")
+    routed = settings["router"]["backends"] is not None or not RunSpec(settings).fleet.alone
     try:
-        from pagedsim.serve.listen import listen
+        if routed:
+            from pagedsim.serve.router.listen import listen_routed
+        else:
+            from pagedsim.serve.listen import listen
     except ModuleNotFoundError as error:
         if on_engine and find_spec("torch") is None:
             both = error.name, "torch"
             raise not_installed("serve backend=engine", "engine,serve", *both) from error
         raise not_installed("serve", "serve", error.name) from error
-    listen(settings)
+    if not routed:
+        return listen(settings)
+    described = {group_of(change) for change in composed.changes} & {"model", "hardware"}
+    listen_routed(settings, len(described) == 2)

@@ -58,7 +58,7 @@ def build_model(
             observer=observer,
             speed=config["speed"],
             answer_tokens=config["answer_tokens"],
-            tokenizer=_tokenizer(config["tokenizer"]),
+            tokenizer=tokenizer_of(config["tokenizer"]),
             way=stage.cost.server_seconds,
             **stage.settings,
         )
@@ -90,7 +90,8 @@ def _refuse_unpredicted(policy: Policy) -> None:
         _refuse_unpredicted(policy.inner)
 
 
-def _tokenizer(where: str | None) -> Tokenizer | None:
+def tokenizer_of(where: str | None) -> Tokenizer | None:
+    """The tokenizer of a folder; raises ConfigError if there is none in it."""
     if where is None:
         return None
     if not Path(where).expanduser().is_dir():

@@ -8,10 +8,11 @@ import gc
 import os
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from ipaddress import ip_address
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import uvicorn
 
@@ -19,9 +20,9 @@ from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_number, require_whole, shown
 from pagedsim.engine.output import Observers
 from pagedsim.serve.api.app import make_app
-from pagedsim.serve.api.live import Live, add_live
+from pagedsim.serve.api.live import add_live
 from pagedsim.serve.async_engine import AsyncLLMEngine
-from pagedsim.serve.factory import ServedModel, build_model
+from pagedsim.serve.factory import build_model
 from pagedsim.serve.metrics import Metrics
 from pagedsim.serve.protocol import BoundedProtocol
 from pagedsim.serve.snapshot import RollingStats
@@ -83,17 +84,16 @@ LAST_WORDS = 3.0
 closed; a stalled client must not keep the server from exiting."""
 
 
-def listen(config: Mapping[str, Any]) -> None:
-    """Serve what a configuration describes until SIGTERM or Ctrl-C."""
-    require_whole("port", config["port"], 0, 65535)
-    require_whole("max_body", config["max_body"], 1)
-    require_number("drain", config["drain"], 0)
-    key = _key(config["api_key"])
-    _allow_connections()
-    sys.setswitchinterval(SWITCH)
-    with _bound(config["host"], config["port"]) as listening:
+def say(text: str) -> None:
+    """Tell the operator."""
+    print(f"pagedsim: {text}", file=sys.stderr, flush=True)
+
+
+def listen(config: Mapping[str, Any], say: Callable[[str], None] = say) -> None:
+    """Serve what a configuration describes until SIGTERM or Ctrl-C; `say` gets each line."""
+    with prepared(config) as (listening, key):
         tally, metrics = RollingStats(), Metrics()
-        served_model = build_model(config, Observers(tally, metrics), _say)
+        served_model = build_model(config, Observers(tally, metrics), say)
         engine = AsyncLLMEngine(
             served_model.engine, max_waiting=config["max_waiting"], timeout=config["timeout"]
         )
@@ -103,16 +103,46 @@ def listen(config: Mapping[str, Any]) -> None:
             metrics=metrics,
             api_key=key,
             max_body=config["max_body"],
-            hosts=_hosts(config),
+            hosts=hosts_of(config),
         )
         about = {name: getattr(served_model, name) for name in ("model", "backend", "policy")}
         live = add_live(app, engine, tally, about | {"speed": config["speed"]})
-        server = Listener(app, engine, served_model, live, tally, config["drain"])
-        gc.collect()
-        gc.freeze()  # permanent objects, excluded from later collections
-        with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
-            runner.run(server.serve([listening]))
+        name = "{model} on backend={backend} under {policy}".format_map(about)
+        server = Listener(app, engine, name, config["drain"], lambda: tally.finished, say)
+        server.drained = live.close
+        server.run_on(listening)
         engine.refuse_dead()
+
+
+@contextmanager
+def prepared(config: Mapping[str, Any]) -> Iterator[tuple[socket.socket, str | None]]:
+    """The socket to listen on, which is occupied before anything slow, and the API key."""
+    require_whole("port", config["port"], 0, 65535)
+    require_whole("max_body", config["max_body"], 1)
+    require_number("drain", config["drain"], 0)
+    key = _key(config["api_key"])
+    _allow_connections()
+    sys.setswitchinterval(SWITCH)
+    with _bound(config["host"], config["port"]) as listening:
+        yield listening, key
+
+
+class Served(Protocol):
+    """What a listener drains and closes."""
+
+    @property
+    def unfinished(self) -> int:
+        """Requests that are not answered."""
+
+    @property
+    def dead(self) -> bool:
+        """Whether it can serve no more."""
+
+    async def drain(self, seconds: float, *, hurried: Callable[[], bool]) -> tuple[int, int]:
+        """Refuse new requests and end the others; how many finished, and how many were aborted."""
+
+    async def close(self) -> None:
+        """End all that runs for it."""
 
 
 class Listener(uvicorn.Server):
@@ -121,12 +151,13 @@ class Listener(uvicorn.Server):
     def __init__(
         self,
         app: Any,
-        engine: AsyncLLMEngine,
-        served_model: ServedModel,
-        live: Live,
-        tally: RollingStats,
+        served: Served,
+        name: str,
         drain: float,
+        finished: Callable[[], int],
+        say: Callable[[str], None] = say,
     ) -> None:
+        """`name` is what it says that it serves, with the address."""
         settings = uvicorn.Config(
             app,
             log_level="warning",
@@ -137,9 +168,18 @@ class Listener(uvicorn.Server):
             timeout_keep_alive=KEEP_ALIVE,
         )
         super().__init__(settings)
-        self._engine, self._served_model, self._live = engine, served_model, live
-        self._tally, self._drain = tally, drain
+        self._served, self._name, self._drain = served, name, drain
+        self._finished, self._say = finished, say
+        self.drained: Callable[[], None] = lambda: None
+        """Called before connections are closed."""
         self._tidy = HeapTrimmer()
+
+    def run_on(self, listening: socket.socket) -> None:
+        """Serve until a signal."""
+        gc.collect()
+        gc.freeze()  # permanent objects, excluded from later collections
+        with asyncio.Runner(loop_factory=self.config.get_loop_factory()) as runner:
+            runner.run(self.serve([listening]))
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and print the address."""
@@ -149,10 +189,9 @@ class Listener(uvicorn.Server):
             except OSError as error:  # another process listens on the port
                 raise ConfigError(f"port: cannot listen: {error.strerror}") from error
         await super().startup(sockets)
-        model = self._served_model
         host, port = (sockets or self.servers[0].sockets)[0].getsockname()[:2]
         where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        _say(f"{model.model} on backend={model.backend} under {model.policy} serves at {where}")
+        self._say(f"{self._name} serves at {where}")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain at the first signal, end at the second."""
@@ -162,23 +201,25 @@ class Listener(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         loop = asyncio.get_running_loop()
-        if work := self._tidy.tick(loop.time(), self._engine.unfinished > 0):
+        if work := self._tidy.tick(loop.time(), self._served.unfinished > 0):
             loop.run_in_executor(None, work)
-        return await super().on_tick(counter) or self._engine.dead
+        return await super().on_tick(counter) or self._served.dead
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain the engine, close connections, end the engine."""
-        if unfinished := self._engine.unfinished:
+        if unfinished := self._served.unfinished:
             pending = "1 request has" if unfinished == 1 else f"{unfinished} requests have"
-            _say(f"ending: {pending} {self._drain:g} s; Ctrl-C, or SIGTERM, again ends it at once")
-        finished, aborted = await self._engine.drain(self._drain, hurried=lambda: self.force_exit)
-        self._live.close()
+            self._say(
+                f"ending: {pending} {self._drain:g} s; Ctrl-C, or SIGTERM, again ends it at once"
+            )
+        finished, aborted = await self._served.drain(self._drain, hurried=lambda: self.force_exit)
+        self.drained()
         cut = asyncio.get_running_loop().call_later(LAST_WORDS, self._cut)
         await super().shutdown(sockets)
         cut.cancel()
-        await self._engine.close()
-        _say(
-            f"ended: {self._tally.finished:,} requests served; of those still there "
+        await self._served.close()
+        self._say(
+            f"ended: {self._finished():,} requests served; of those still there "
             f"{finished} finished, {aborted} aborted"
         )
 
@@ -197,7 +238,7 @@ def _key(given: str | None) -> str | None:
     return key
 
 
-def _hosts(config: Mapping[str, Any]) -> list[str] | None:
+def hosts_of(config: Mapping[str, Any]) -> list[str] | None:
     """Accepted Host names; None accepts any.
 
     A server that listens on a public address may be reached under unknown names. One that listens
@@ -237,7 +278,3 @@ def _bound(host: str, port: int) -> socket.socket:
         bound.close()
         raise ConfigError(f"host={host}, port={port}: cannot listen: {error.strerror}") from error
     return bound
-
-
-def _say(text: str) -> None:
-    print(f"pagedsim: {text}", file=sys.stderr, flush=True)

@@ -247,6 +247,11 @@ class Exporter(Collector):
             ("cpu_cache_usage_perc", "Share of CPU blocks in use; 1: all.", swapped),
         ):
             yield self._one(GaugeMetricFamily, f"vllm:{name}", text, value)
+        for name, text, value in (
+            ("max_seqs", "Sequences in the batch, at most.", scheduler.max_seqs),
+            ("max_batched_tokens", "Tokens of a step, at most.", scheduler.max_batched_tokens),
+        ):
+            yield self._one(GaugeMetricFamily, f"pagedsim:{name}", text, value)
         late = "Seconds by which tokens are passed on after they are due, the most of the last 10."
         yield self._one(GaugeMetricFamily, "pagedsim:pacing_lag_seconds", late, self._lag())
         about = {

@@ -135,6 +135,8 @@ class Config(Root):
 class Serve(Root):
     """The root of a server's configuration."""
 
+    fleet: Any = None
+    router: Any = None
     host: str = "127.0.0.1"
     """Where to listen; 0.0.0.0: on all interfaces."""
     port: int = 8000

@@ -112,7 +112,7 @@ class StudySpec:
                 ours = str(error) != self._fault
                 raise ConfigError((f"{where}: " if ours else "") + str(error)) from error
 
-        return _with_pools(composed(whose, ()), composed)
+        return with_pools(composed(whose, ()), composed)
 
     @cached_property
     def _fault(self) -> str:
@@ -160,7 +160,7 @@ def _listed(settings: Mapping[str, Any]) -> str:
 # -- the pools of a fleet --------------------------------------------------------------------------
 
 
-def _with_pools(config: Settings, composed: Callable[[str, Words], Settings]) -> Settings:
+def with_pools(config: Settings, composed: Callable[[str, Words], Settings]) -> Settings:
     """The configuration, each of its pools with the one that its `set` makes.
 
     `composed` gives the configuration with more words; its first argument is whose they are.

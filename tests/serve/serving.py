@@ -103,9 +103,9 @@ def serving(
         assert not thread.is_alive()
 
 
-def until(true: Callable[[], bool]) -> None:
+def until(true: Callable[[], bool], seconds: float = 20) -> None:
     """Wait for something that has to happen."""
-    end = time.monotonic() + 20
+    end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end
         time.sleep(0.005)

@@ -326,6 +326,6 @@ def test_a_port_taken_meanwhile_is_one_line() -> None:
         ours.bind(theirs.getsockname())
         theirs.listen()
         nothing: Any = None
-        server = Listener(FastAPI(), nothing, nothing, nothing, nothing, 0)
+        server = Listener(FastAPI(), nothing, "nothing", 0, nothing)
         with pytest.raises(ConfigError, match=r"^port: cannot listen: .* in use"):
             asyncio.run(server.serve([ours]))

@@ -20,7 +20,7 @@ from pagedsim.serve.api.parsing import (
     refuse_strange,
 )
 from pagedsim.serve.api.schema import ChatRequest, CompletionRequest
-from pagedsim.serve.listen import _hosts
+from pagedsim.serve.listen import hosts_of
 from pagedsim.serve.realtime_sim import RealtimeSimulator
 from tests.serve.serving import Server, paced, serving
 from tests.sim.harness import Constant
@@ -344,7 +344,7 @@ def test_a_body_must_be_called_json(server: Server, kind: str, wanted: int) -> N
 
 def test_names_are_checked_by_default_where_only_this_machine_listens() -> None:
     def hosts(host: str, given: list[str] | None = None) -> list[str] | None:
-        return _hosts({"host": host, "hosts": given})
+        return hosts_of({"host": host, "hosts": given})
 
     assert hosts("127.0.0.1") == ["127.0.0.1"] and hosts("localhost") == ["localhost"]
     assert hosts("0.0.0.0") is None and hosts("::") is None and hosts("gpu-box") is None

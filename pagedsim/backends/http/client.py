@@ -29,14 +29,14 @@ MOST_READ = 1 << 20
 """Bytes of what it says that are read."""
 
 
-def base_of(url: str | None) -> str:
-    """The address without a path of the API's; raises ConfigError for what is none.
+def base_of(url: str | None, where: str = "backend.url") -> str:
+    """The address without a path of the API's; raises ConfigError, of the key `where`, for none.
 
     >>> base_of("localhost:8000"), base_of("https://example.org/llm/v1/")
     ('http://localhost:8000', 'https://example.org/llm')
     """
     if url is None:
-        raise ConfigError("backend.url: must be given: backend.url=http://host:port")
+        raise ConfigError(f"{where}: must be given: {where}=http://host:port")
     address = str(url).strip()
     parts = urlsplit(address if "://" in address else f"http://{address}")
     try:
@@ -44,9 +44,9 @@ def base_of(url: str | None) -> str:
     except ValueError:  # a port that is none
         valid = False
     if not valid or parts.query or parts.fragment:
-        raise ConfigError(f"backend.url={address}: must be an address such as http://host:port")
+        raise ConfigError(f"{where}={address}: must be an address such as http://host:port")
     if parts.username is not None:
-        raise ConfigError(f"backend.url: must be without a name and a key; {KEY} is for keys")
+        raise ConfigError(f"{where}: must be without a name and a key; {KEY} is for keys")
     path = parts.path.rstrip("/").removesuffix("/v1")
     return f"{parts.scheme}://{parts.netloc}{path}"
 

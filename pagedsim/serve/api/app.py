@@ -93,15 +93,20 @@ def _guard(api_key: str | None) -> Callable[..., Awaitable[None]]:
     async def check(
         given: Annotated[HTTPAuthorizationCredentials | None, Depends(_BEARER)],
     ) -> None:
-        if api_key is None:
-            return
-        if given is None:
-            raise APIError(401, "an API key must be given: Authorization: Bearer ...")
-        # Headers are read as if they were Latin-1.
-        if not hmac.compare_digest(given.credentials.encode("latin-1"), api_key.encode()):
-            raise APIError(401, "the API key is wrong")
+        refuse_wrong_key(given.credentials if given else None, api_key)
 
     return check
+
+
+def refuse_wrong_key(given: str | None, api_key: str | None) -> None:
+    """Raise APIError unless a bearer token is the key, where there is one."""
+    if api_key is None:
+        return
+    if given is None:
+        raise APIError(401, "an API key must be given: Authorization: Bearer ...")
+    # Headers are read as if they were Latin-1.
+    if not hmac.compare_digest(given.encode("latin-1"), api_key.encode()):
+        raise APIError(401, "the API key is wrong")
 
 
 def _add_open(app: FastAPI, engine: AsyncLLMEngine, exporter: Exporter | None) -> None:

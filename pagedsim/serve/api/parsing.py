@@ -280,6 +280,16 @@ _LONGEST_NAME = 80
 
 async def read(request: Request, kind: type[M], most: int) -> M:
     """Read and validate a request body; raises APIError if it is too large or invalid."""
+    body = await read_body(request, most)
+    if len(body) < _LONG:
+        return fields_of(body, kind)
+    return await asyncio.get_running_loop().run_in_executor(
+        THREAD, fields_of, body, kind, with_rest
+    )
+
+
+async def read_body(request: Request, most: int) -> bytes:
+    """Read a request body; raises APIError if it is too large."""
     too_large = APIError(413, f"the body is larger than {most} bytes (max_body)")
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > most:
@@ -290,12 +300,7 @@ async def read(request: Request, kind: type[M], most: int) -> M:
         if size > most:
             raise too_large
         parts.append(part)
-    body = b"".join(parts)
-    if len(body) < _LONG:
-        return fields_of(body, kind)
-    return await asyncio.get_running_loop().run_in_executor(
-        THREAD, fields_of, body, kind, with_rest
-    )
+    return b"".join(parts)
 
 
 def with_rest(work: Callable[[], T]) -> T:
@@ -315,13 +320,7 @@ def fields_of(
     body: bytes, kind: type[M], stage: Callable[[Callable[[], Any]], Any] = lambda work: work()
 ) -> M:
     """Validate a body; a null field counts as absent. `stage` does each stage of that."""
-    stage(lambda: refuse_many(body))
-    try:
-        plain = stage(lambda: from_json(body, allow_inf_nan=False))
-    except ValueError as error:
-        raise BadRequest(f"the body is not JSON: {error}") from error
-    if not isinstance(plain, dict):
-        raise BadRequest("the body must be a JSON object")
+    plain = object_of(body, stage)
     if len(plain) > _MOST_FIELDS:
         raise BadRequest(f"the body has {len(plain)} fields: at most {_MOST_FIELDS}")
     given = {name: value for name, value in plain.items() if value is not None}
@@ -333,6 +332,20 @@ def fields_of(
     except ValidationError as error:
         # Not by a variable: this frame would hold the error's traceback, which leads back to it.
         raise _refused(error.errors(include_url=False)[0], kind) from error
+
+
+def object_of(
+    body: bytes, stage: Callable[[Callable[[], Any]], Any] = lambda work: work()
+) -> dict[str, Any]:
+    """The JSON object that a body is; raises APIError if it is none, or too large a one."""
+    stage(lambda: refuse_many(body))
+    try:
+        plain = stage(lambda: from_json(body, allow_inf_nan=False))
+    except ValueError as error:
+        raise BadRequest(f"the body is not JSON: {error}") from error
+    if not isinstance(plain, dict):
+        raise BadRequest("the body must be a JSON object")
+    return plain
 
 
 def _refused(error: ErrorDetails, kind: type[BaseModel]) -> BadRequest:

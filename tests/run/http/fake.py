@@ -30,8 +30,14 @@ class Fake:
     """The status of /v1/models."""
     elsewhere: str = ""
     """Where it sends those who ask for them."""
+    health: int = 200
+    """The status of /health."""
+    metrics: str | None = None
+    """What /metrics says; without it there is none."""
     short: int = 0
     """Tokens by which answers are too short."""
+    text: str = " x"
+    """A token."""
     together: int = 1
     """Tokens in one event."""
     asked: list[Body] = field(default_factory=list)
@@ -49,6 +55,12 @@ class Fake:
         if self.models != 200:
             return web.Response(status=self.models)
         return web.json_response({"object": "list", "data": [{"id": "fake", "object": "model"}]})
+
+    async def healthy(self, request: web.Request) -> web.Response:
+        return web.Response(status=self.health)
+
+    async def numbers(self, request: web.Request) -> web.Response:
+        return web.Response(text=self.metrics, status=404 if self.metrics is None else 200)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         body, number = await request.json(), len(self.asked)
@@ -74,7 +86,7 @@ class Fake:
         tokens = body["max_tokens"] - self.short
         for begin in range(0, tokens, self.together):
             await asyncio.sleep(self.delay)
-            text = " x" * min(self.together, tokens - begin)
+            text = self.text * min(self.together, tokens - begin)
             for index in range(body.get("n", 1)):
                 said: Body = {"index": index}
                 said |= {"delta": {"content": text}} if chat else {"text": text}
@@ -112,6 +124,8 @@ def serving(fake: Fake) -> Iterator[Fake]:
     async def begin() -> web.AppRunner:
         app = web.Application(client_max_size=1 << 26)
         app.router.add_get("/v1/models", fake.names)
+        app.router.add_get("/health", fake.healthy)
+        app.router.add_get("/metrics", fake.numbers)
         app.router.add_post("/v1/completions", fake.answer)
         app.router.add_post("/v1/chat/completions", fake.answer)
         runner = web.AppRunner(app, shutdown_timeout=0.1)

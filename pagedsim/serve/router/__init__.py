@@ -1,0 +1,1 @@
+"""A router of the simulator before servers over HTTP."""
