@@ -65,7 +65,7 @@ def test_the_names_are_those_of_vllm() -> None:
     metrics = Metrics()
     with serving(paced(metrics=metrics), metrics=metrics) as server:
         families = list(text_string_to_metric_families(server.http.get("/metrics").text))
-    own = {"pagedsim:pacing_lag_seconds"}
+    own = {f"pagedsim:{name}" for name in ("max_seqs", "max_batched_tokens", "pacing_lag_seconds")}
     assert {family.name for family in families} == own | {f"vllm:{name}" for name in NAMES}
 
 

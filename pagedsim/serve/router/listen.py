@@ -79,7 +79,7 @@ def _started(spec: RunSpec, key: str | None, stack: ExitStack) -> Places:
     elif spec.fleet.pools is not None:
         raise ConfigError("fleet.pools: must be null with backend=engine, whose replicas are alike")
     own: Settings = {"fleet": None, "router": None, "host": "127.0.0.1", "port": 0, "hosts": None}
-    own |= {"api_key": key, "drain": 0.0} | ({} if run else {"tokenizer": None})
+    own |= {"api_key": key} | ({} if run else {"tokenizer": None})
     configs = [(name, {**spec.pool(pool).settings, **own}) for name, pool, _ in replicas]
     say(f"starting {len(configs)} replicas")
     children = stack.enter_context(Children(configs)).children
