@@ -185,7 +185,7 @@ class Dispatch:
         with suppress(aiohttp.ClientError, OSError):  # which a TimeoutError is
             async with asyncio.timeout(PATIENCE):
                 async with session.get(f"{server.url}/metrics") as response:
-                    server.look(published(await response.text()) if response.ok else {})
+                    server.told = published(await response.text()) if response.ok else {}
                 up = await healthy(server, session)
         if server.up is not up and self._seen_at:
             log.warning("%s at %s is %s", server.name, server.url, "up" if up else "down")

@@ -39,6 +39,7 @@ _LABELS = {
     "num_pages": "total_blocks",
 }
 """Of `vllm:cache_config_info` and `sglang:cache_config_info`."""
+_LIMITS = ("max_seqs", "max_batched_tokens")
 _GAUGE = re.compile(rf"^({'|'.join(_GAUGES)})(?:\{{.*\}})? (\S+)", re.MULTILINE)
 _INFO = re.compile(r"^(?:vllm|sglang):cache_config_info\{(.*)\}", re.MULTILINE)
 _LABEL = re.compile(rf'\b({"|".join(_LABELS)})="(\d+)"')
@@ -68,70 +69,45 @@ def published(text: str) -> dict[str, float]:
 
 # -- one server ------------------------------------------------------------------------------------
 
-_COUNTS: dict[str, Callable[[ServerView], Any]] = {}
-
-
-def _count(read: Callable[[ServerView], Any]) -> Any:
-    """A property that is as old as the last look at the server, if counts may be stale."""
-    name = read.__name__
-    _COUNTS[name] = read
-    return property(lambda self: self.sample[name] if name in self.sample else read(self))
-
 
 class ServerView(StepTimes):
     """A server behind the router: the router's `Replica`.
 
-    The requests that the router has sent there and that are not answered are its own record:
-    `requests`, and by their prompts and tokens also what is owed, stored and wanted. How many of
-    them run, and how full memory is, is what /metrics said last. With stale counts (`fleet.
-    staleness`) all are those of that time, and the numbers of requests are the server's own.
+    What was sent there and is not answered is the router's own record: `requests`, and by their
+    prompts and tokens also what is owed, stored and wanted. How many of them run, and how full
+    memory is, is what /metrics said last. With stale counts (`fleet.staleness`) the numbers of
+    requests are those of /metrics.
     """
 
     role = "both"
 
     def __init__(self, index: int, name: str, url: str, like: Simulation | None, old: bool) -> None:
         """`like` is the simulated server that it is taken to be where it publishes nothing; `old`
-        says whether counts are those of the last look."""
+        says whether counts are stale."""
         self.index, self.name, self.url = index, name, url
         self.up = False
+        self.told: Mapping[str, float] = {}
+        """What /metrics said at the last look."""
         self.sent: dict[RequestId, Request] = {}
         """Requests without a whole answer, in the order in which they were sent."""
         self.whole: set[RequestId] = set()
         """Those of them whose answer comes in one piece: when it has begun cannot be seen."""
-        self.sample: Mapping[str, Any] = {}
         self.lookup: Callable[[Request, ServerView], int] = lambda request, server: 0
         """The tokens of a prompt that its prefix cache is taken to have."""
-        self._published: Mapping[str, float] = {}
         self._like, self._old = like, old
+        self._sizes: Mapping[str, int] = {}
+        if like is not None:
+            scheduler, memory = like.scheduler, like.scheduler.memory
+            self._sizes = {"block_size": memory.block_size, "total_blocks": memory.total}
+            self._sizes |= {name: getattr(scheduler, name) for name in _LIMITS}
 
     def __repr__(self) -> str:
         return f"Replica({self.name} at {self.url}: {len(self.sent)} requests)"
 
-    def look(self, numbers: Mapping[str, float]) -> None:
-        """Note what /metrics says."""
-        self._published = numbers
-        if not self._old:
-            return
-        self.sample = {}
-        sample: dict[str, Any] = {}
-        for name, read in _COUNTS.items():
-            if name not in ("waiting", "running", "swapped", "requests"):
-                try:
-                    sample[name] = read(self)
-                except Unpublished:
-                    continue
-        queues = [int(numbers.get(name, 0)) for name in ("waiting", "running", "swapped")]
-        if "running" in numbers:
-            sample |= dict(zip(("waiting", "running", "swapped"), queues, strict=True))
-            sample["requests"] = sum(queues)
-        self.sample = sample
-
     def _number(self, name: str) -> int:
-        if name in self._published:
-            return int(self._published[name])
-        if self._like is None or name not in _SIZES:
+        if name not in self.told and name not in self._sizes:
             raise self._unpublished(name)
-        return _SIZES[name](self._like)
+        return int(self.told.get(name, self._sizes.get(name, 0)))
 
     def _unpublished(self, what: str) -> Unpublished:
         return Unpublished(
@@ -141,10 +117,21 @@ class ServerView(StepTimes):
 
     # -- as a router's replica -------------------------------------------------------------------
 
-    max_seqs: Any = property(lambda self: self._number("max_seqs"))
-    max_batched_tokens: Any = property(lambda self: self._number("max_batched_tokens"))
-    block_size: Any = property(lambda self: self._number("block_size"))
-    total_blocks: Any = property(lambda self: self._number("total_blocks"))
+    @property
+    def max_seqs(self) -> int:
+        return self._number("max_seqs")
+
+    @property
+    def max_batched_tokens(self) -> int:
+        return self._number("max_batched_tokens")
+
+    @property
+    def block_size(self) -> int:
+        return self._number("block_size")
+
+    @property
+    def total_blocks(self) -> int:
+        return self._number("total_blocks")
 
     @property
     def cost(self) -> Any:
@@ -152,47 +139,48 @@ class ServerView(StepTimes):
             raise self._unpublished("step times")
         return self._like.cost
 
-    @_count
+    @property
     def requests(self) -> int:
-        return len(self.sent)
+        return self.waiting + self.running + self.swapped if self._old else len(self.sent)
 
-    @_count
+    @property
     def running(self) -> int:
-        return min(self._number("running"), len(self.sent))
+        running = self._number("running")
+        return running if self._old else min(running, len(self.sent))
 
-    @_count
+    @property
     def waiting(self) -> int:
-        return len(self.sent) - int(self.running)
+        return self._number("waiting") if self._old else len(self.sent) - self.running
 
-    @_count
+    @property
     def swapped(self) -> int:
-        return int(self._published.get("swapped", 0))
+        return int(self.told.get("swapped", 0))
 
-    @_count
+    @property
     def free_blocks(self) -> int:
-        if "usage" not in self._published:
+        if "usage" not in self.told:
             raise self._unpublished("free_blocks")
-        return round(int(self.total_blocks) * (1 - self._published["usage"]))
+        return round(self.total_blocks * (1 - self.told["usage"]))
 
-    @_count
+    @property
     def wanted_blocks(self) -> int:
-        size: int = self.block_size
+        size = self.block_size
         return sum(-(-request.num_tokens // size) for request in self._queue())
 
-    @_count
+    @property
     def owed_tokens(self) -> int:
         return sum(request.num_tokens for request in self._uncomputed())
 
-    @_count
+    @property
     def stored_tokens(self) -> int:
-        return sum(request.num_tokens for request in self.sent.values()) - int(self.owed_tokens)
+        return sum(request.num_tokens for request in self.sent.values()) - self.owed_tokens
 
-    @_count
+    @property
     def predicted_tokens(self) -> float:
         rest = ((sent.max_tokens or 0) - sent.generated for sent in self.sent.values())
         return float(sum(max(tokens, 0) for tokens in rest))
 
-    @_count
+    @property
     def batch(self) -> Collection[Request]:
         waiting = {request.id for request in self._queue()}
         return [request for name, request in self.sent.items() if name not in waiting]
@@ -217,14 +205,6 @@ class ServerView(StepTimes):
 
     def host_tokens(self, request: Request, cached: int) -> int:
         return 0
-
-
-_SIZES: Mapping[str, Callable[[Simulation], int]] = {
-    "max_seqs": lambda like: like.scheduler.max_seqs,
-    "max_batched_tokens": lambda like: like.scheduler.max_batched_tokens,
-    "block_size": lambda like: like.scheduler.memory.block_size,
-    "total_blocks": lambda like: like.scheduler.memory.total,
-}
 
 
 class Servers(Replicas):
