@@ -13,6 +13,7 @@ from pagedsim.metrics.catalogue import keys_of, metric_of
 from pagedsim.metrics.compare import baseline_of, compare
 from pagedsim.metrics.definitions import METRICS
 from pagedsim.metrics.result import Listing, Result
+from pagedsim.report.embedded import numbers, scripts, styles
 from pagedsim.report.figures import COLOURS, Plot
 from pagedsim.report.style import DARK, GRID, INK, MUTED, PAPER
 from pagedsim.report.table import Cell, Section, reasons, sections, tables
@@ -20,11 +21,12 @@ from pagedsim.report.table import Cell, Section, reasons, sections, tables
 _NAMED = {"--ink": INK, "--muted": MUTED, "--grid": GRID, "--paper": PAPER, "--accent": "#0072b2"}
 _ROOMY = 6
 """Maximum number of columns for which the table shows confidence intervals."""
-_DARK_ONLY = {"--soft": "#161b22", "--better": "#4cc26b", "--worse": "#ff7b72"}
+_DARK_ONLY = {"--soft": "#161b22", "--free": "#222932", "--better": "#4cc26b", "--worse": "#ff7b72"}
 
 
 def page(result: Result, plots: Sequence[Plot], arms: Arms | None = None) -> str:
     """The report as HTML; with `arms`, including their comparison and differing settings."""
+    content = numbers(plots, arms)
     parts = [
         f'<p class="eyebrow">pagedsim study · {escape(result.name)}</p>',
         f"<h1>{escape(result.title)}</h1>",
@@ -32,6 +34,7 @@ def page(result: Result, plots: Sequence[Plot], arms: Arms | None = None) -> str
         _finding(result, arms),
         _failed(result.failed),
         *(_results(arms) if arms is not None else ()),
+        *_replay(content["replay"]),
         *map(_table, tables(result)),
         *(f'<p class="note">{escape(reason)}</p>' for reason in reasons(result)),
         *map(figure, plots),
@@ -39,19 +42,20 @@ def page(result: Result, plots: Sequence[Plot], arms: Arms | None = None) -> str
         *_commands(result),
         *(_definitions(arms) if arms is not None else ()),
     ]
-    return document(result.title, parts)
+    return document(result.title, parts, scripts(content))
 
 
-def document(title: str, parts: Iterable[str]) -> str:
-    """A self-contained page."""
+def document(title: str, parts: Iterable[str], more: str = "") -> str:
+    """A self-contained page; `more` stands at its end."""
     body = "\n".join(part for part in parts if part)
     style = files("pagedsim.report").joinpath("page.css").read_text(encoding="utf-8")
+    style = (styles() if more else "") + style
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f'<meta name="generator" content="pagedsim {pagedsim.__version__}">\n'
         f"<title>{escape(title)}</title>\n<style>\n{_variables()}{style}</style>\n"
-        f"</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
+        f"</head>\n<body>\n<main>\n{body}\n</main>\n{more}\n</body>\n</html>\n"
     )
 
 
@@ -136,9 +140,30 @@ def _results(study: Arms) -> Iterable[str]:
     yield f'<p class="note">{note}</p>'
 
 
+def _replay(played: Mapping[str, Any] | None) -> Iterable[str]:
+    """The place of a replay, which scripts fill, and what is in it."""
+    if played is None:
+        return
+    blocks = any(course["servers"] for course in played["courses"])
+    yield '<section class="replay"><h2>Replay</h2>'
+    yield '<div id="replay"></div><noscript><p class="note">It needs scripts.</p></noscript>'
+    said = "A square is a request, in its own colour, or a block in the colour of its request; a "
+    said += "running request fills up with its prompt, then with its answer. "
+    if blocks:
+        said += (
+            "Blocks in use are as recorded; whose they are is worked out from the tokens that a "
+            "request has by then, evenly over a stage. Grey blocks are in use beyond that: ahead "
+            "of tokens, or for a cache. "
+        )
+    said += "The strip above has requests that wait, and marks of preemptions below; "
+    yield f'<p class="note">{said}click a square to follow its request. '
+    yield f"{escape(played['note'])}.</p></section>"
+
+
 def _section(part: Section, keys: list[str], titled: bool) -> str:
+    whose = "" if part.client is None else f' data-client="{escape(part.client)}"'
     title = (
-        f'<tr class="group"><th colspan="{len(keys) + 1}">{escape(part.title)}</th></tr>'
+        f'<tr class="group"{whose}><th colspan="{len(keys) + 1}">{escape(part.title)}</th></tr>'
         if titled
         else ""
     )
@@ -147,7 +172,8 @@ def _section(part: Section, keys: list[str], titled: bool) -> str:
         inner = "".join(
             _cell(cells[key], len(keys) <= _ROOMY) if key in cells else "<td>–</td>" for key in keys
         )
-        rows.append(f"<tr><td>{escape(arm)}</td>{inner}</tr>")
+        named = f'<tr data-arm="{escape(arm)}"{whose}><td>{escape(arm)}</td>'
+        rows.append(f"{named}{inner}</tr>")
     return title + "".join(rows)
 
 
@@ -155,14 +181,17 @@ def _cell(cell: Cell, roomy: bool) -> str:
     margin = f' <span class="margin">{cell.margin}</span>' if cell.margin and roomy else ""
     change = f'<span class="change {cell.verdict}">{cell.change}</span>' if cell.change else ""
     best = ' class="best"' if cell.best else ""
-    return f'<td{best}><span class="value">{escape(cell.text)}</span>{margin}{change}</td>'
+    mean = cell.estimate.mean
+    value = f' data-value="{mean!r}"' if mean == mean else ""
+    return f'<td{best}{value}><span class="value">{escape(cell.text)}</span>{margin}{change}</td>'
 
 
 def figure(plot: Plot) -> str:
     """A plot with its title and caption."""
     svg = plot.svg.replace("<svg ", f'<svg role="img" aria-label="{escape(plot.title)}" ', 1)
     return (
-        f'<h2>{escape(plot.title)}</h2>\n<figure><div class="scroll">{svg}</div>'
+        f"<h2>{escape(plot.title)}</h2>\n"
+        f'<figure id="figure-{escape(plot.name)}"><div class="scroll">{svg}</div>'
         f"<figcaption>{escape(plot.caption)}</figcaption></figure>"
     )
 

@@ -46,7 +46,7 @@ def load_data(study: Arms) -> FigureData:
     time = time_axis(study.runs)
     return FigureData(
         [
-            Panel(title, time, Axis("of blocks", "%") if name == "kv" else Axis("requests"), some)
+            Panel(title, time, Axis("share of blocks", "%") if name == "kv" else Axis("requests"), some)
             for (name, title), some in zip(panels.items(), lines.values(), strict=True)
         ]
     )
