@@ -43,11 +43,11 @@ def load_data(study: Arms) -> FigureData:
         edges, series = load_of(study.of(arm)[0], BINS)
         for name, some in lines.items():
             some.append(Series(arm, None, edges[:-1], series[name], until=float(edges[-1])))
-    time = time_axis(study.runs)
+    time, axes = time_axis(study.runs), {"kv": Axis("share of blocks", "%")}
     return FigureData(
         [
-            Panel(title, time, Axis("share of blocks", "%") if name == "kv" else Axis("requests"), some)
-            for (name, title), some in zip(panels.items(), lines.values(), strict=True)
+            Panel(title, time, axes.get(name, Axis("requests")), lines[name])
+            for name, title in panels.items()
         ]
     )
 

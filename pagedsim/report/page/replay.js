@@ -16,7 +16,7 @@ const FRESH = 0.6; // real seconds for which a preemption stands out
 
 const sampled = new Map();
 
-/** How many wait at even times, and the most that wait and that run at any server. */
+/** How many wait, and how many are there, at even times; and the most that wait and that run at any server. */
 function sample(course) {
   if (!sampled.has(course)) {
     const step = study.replay.length / (SAMPLES - 1);
@@ -28,8 +28,11 @@ function sample(course) {
         for (let at = Math.max(Math.ceil(begin / step), 0); some && at < last; at++) some[at]++;
       }
     }
+    const sums = (parts) => Array.from({ length: SAMPLES }, (_, at) =>
+      counts.reduce((sum, server) => sum + parts.reduce((part, index) => part + server[index][at], 0), 0));
     sampled.set(course, {
-      waiting: Array.from({ length: SAMPLES }, (_, at) => counts.reduce((sum, [waiting]) => sum + waiting[at], 0)),
+      waiting: sums([0]),
+      present: sums([0, 1]),
       most: [0, 1].map((part) => Math.max(1, ...counts.map((server) => Math.max(...server[part])))),
     });
   }
@@ -56,6 +59,7 @@ class Side {
     this.mark.replaceChildren(mark(this.course.look));
     const picked = (request) => this.picked(this.course.name(request));
     this.servers = this.course.servers.map((_, server) => new Lane(this.course, server, picked));
+    this.log.hidden = !courses.some(({ lost }) => lost.time.length);
     this.lanes.replaceChildren(...this.servers.map(({ element }) => element));
   }
 
@@ -131,11 +135,14 @@ class Replay {
     return this.sides.map(({ course }) => course);
   }
 
-  /** When the arms differ most. */
+  /** When the arms differ most in what waits; of quiet times, the fullest. */
   tellingTime() {
-    const [one, other] = this.courses.map((course) => sample(course).waiting);
-    const apart = one.map((waiting, at) => (other ? Math.abs(waiting - other[at]) : waiting));
-    return (this.length * apart.indexOf(Math.max(...apart))) / (SAMPLES - 1);
+    const [one, other] = this.courses.map(sample);
+    const telling = one.waiting.map((waiting, at) => {
+      const full = one.present[at] + (other?.present[at] ?? 0);
+      return Math.abs(waiting - (other?.waiting[at] ?? 0)) + full / 2;
+    });
+    return (this.length * telling.indexOf(Math.max(...telling))) / (SAMPLES - 1);
   }
 
   /** The request of this time that fares most differently. */

@@ -1,0 +1,128 @@
+"""Pictures of reports, and how large they are and how fast they open.
+
+    python -m tests.report.pictures FOLDER
+
+Runs the studies below, unless FOLDER has their reports, and takes a picture of each at two widths,
+light and dark. The picture of the first command's replay and the table of sizes and times go to
+results/report. It needs a Chromium.
+"""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from pagedsim.experiments.regenerate import RESULTS
+from tests.serve.chromium import Chromium, find_browser
+
+_ROUTERS = "{turns: [router=round_robin], least: [router=least_requests], random: [router=random]}"
+_SERVED = "{fcfs: [policy=fcfs], plas: [policy=plas]}"
+_FLEETS = ("study.splits={TP 1: []}", "study.routers=[round_robin]", "study.short=500", "seeds=1")
+STUDIES: dict[str, tuple[str, ...]] = {
+    "first": ("experiment=fcfs_vs_priority",),
+    "sweep": ("experiment=sweep",),
+    "cheapest": ("experiment=cheapest_fleet", *_FLEETS),
+    "agents": ("experiment=compare", "workload=agents", "memory=prefix", f"study.arms={_SERVED}"),
+    "fleet": (
+        "experiment=compare",
+        "workload.rate=60",
+        "fleet.replicas=4",
+        f"study.arms={_ROUTERS}",
+    ),
+}
+WIDTHS = {1400: False, 400: True}
+"""Whether a width is a phone's."""
+OPENINGS = 5
+"""How often a report is opened; the median counts."""
+
+
+def rates(arms: int) -> tuple[str, ...]:
+    """A comparison of so many arms."""
+    each = ", ".join(f'"at {rate}": ["workload.rate={rate}"]' for rate in range(2, 2 + arms))
+    return "experiment=compare", "workload.requests=300", f"study.arms={{{each}}}"
+
+
+def report_of(words: tuple[str, ...], folder: Path) -> Path:
+    """The report of a study, which is run if it is not there."""
+    report = folder / "report.html"
+    if not report.exists():
+        words = (*words, "tracking=none", f"hydra.run.dir={folder}")
+        subprocess.run([sys.executable, "-m", "pagedsim", *words], check=True)
+    return report
+
+
+def opened(page: Chromium, report: Path, width: int = 1400, scheme: str = "light") -> float:
+    """Open a report with its charts; the seconds until it can be read and used are returned."""
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1}
+    page.call("Emulation.setDeviceMetricsOverride", **size, mobile=WIDTHS[width])
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    page.call("Emulation.setEmulatedMedia", features=features)
+    page.open(report.resolve().as_uri())
+    page.wait(
+        "[...document.querySelectorAll('.chart')].every((one) => one.querySelector('canvas'))"
+    )
+    entry = "performance.getEntriesByType('navigation')[0].loadEventEnd"
+    return float(page.evaluate(entry)) / 1e3
+
+
+def taken(page: Chromium, path: Path, selector: str | None = None) -> None:
+    """A picture of the page, or of an element, with few colours."""
+    from PIL import Image
+
+    page.picture(path)
+    with Image.open(path) as shot:
+        image = shot.convert("RGB")
+        if selector is not None:
+            box = f"document.querySelector({selector!r}).getBoundingClientRect()"
+            left, top, width, height = (
+                page.evaluate(f"{box}.{side}") for side in ("left", "top", "width", "height")
+            )
+            top += page.evaluate("scrollY")
+            image = image.crop((left - 16, top, left + width + 16, top + height))
+        small = io.BytesIO()
+        image.quantize(128).save(small, "png", optimize=True)
+    path.write_bytes(small.getvalue())
+
+
+def table(page: Chromium, folder: Path) -> str:
+    """Sizes and times to open of reports of few and many arms."""
+    lines = ["| arms | MB | seconds to open |", "|---|---|---|"]
+    for arms in (2, 5, 50):
+        words = STUDIES["first"] if arms == 2 else rates(arms)
+        report = report_of(words, folder / (f"arms-{arms}" if arms > 2 else "first"))
+        times = sorted(opened(page, report) for _ in range(OPENINGS))
+        size = report.stat().st_size / 1e6
+        lines.append(f"| {arms} | {size:.2f} | {times[OPENINGS // 2]:.2f} |")
+    return "\n".join(lines) + "\n"
+
+
+def main(folder: Path) -> None:
+    """Take all pictures, and print the table."""
+    browser = find_browser()
+    if browser is None:
+        sys.exit("no Chromium in PATH")
+    reports = {name: report_of(words, folder / name) for name, words in STUDIES.items()}
+    place = RESULTS / "report"
+    place.mkdir(exist_ok=True)
+    with Chromium(browser) as page:
+        for name, report in reports.items():
+            for width in WIDTHS:
+                for scheme in ("light", "dark"):
+                    opened(page, report, width, scheme)
+                    time.sleep(0.3)  # canvases follow the width
+                    taken(page, folder / f"{name}-{width}-{scheme}.png")
+        opened(page, reports["first"])
+        time.sleep(0.3)
+        taken(page, place / "replay.png", ".replay")
+        sizes = table(page, folder)
+    print(sizes)
+    head = "Sizes of reports, and how long a headless Chromium takes to open them from disk: "
+    head += "`python -m tests.report.pictures FOLDER`.\n\n"
+    (place / "README.md").write_text(head + sizes, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
