@@ -118,9 +118,12 @@ def scripts(content: Mapping[str, Any]) -> str:
 
 
 def _module(name: str) -> str:
-    """A script without its imports and exports: all are in one scope on the page."""
+    """A script in a function of its own, with its imports from and exports to the others."""
     text = files("pagedsim.report").joinpath("page", f"{name}.js").read_text(encoding="utf-8")
-    return re.sub(r"^export ", "", re.sub(r"^import .*\n", "", text, flags=re.M), flags=re.M)
+    exported = re.findall(r"^export (?:const|class|function) (\w+)", text, flags=re.M)
+    text = re.sub(r'^import (.*) from "\./(\w+)\.js";', r"const \1 = of_\2;", text, flags=re.M)
+    text = re.sub(r"^export ", "", text, flags=re.M)
+    return f"const of_{name} = (() => {{\n{text}return {{ {', '.join(exported)} }};\n}})();\n"
 
 
 def styles() -> str:

@@ -18,8 +18,8 @@ from pathlib import Path
 from pagedsim.experiments.regenerate import RESULTS
 from tests.serve.chromium import Chromium, find_browser
 
-_ROUTERS = "{turns: [router=round_robin], least: [router=least_requests], random: [router=random]}"
-_SERVED = "{fcfs: [policy=fcfs], plas: [policy=plas]}"
+_ROUTERS = '{turns: ["router=round_robin"], least: ["router=least_requests"]}'
+_SERVED = '{fcfs: ["policy=fcfs"], plas: ["policy=plas"]}'
 _FLEETS = ("study.splits={TP 1: []}", "study.routers=[round_robin]", "study.short=500", "seeds=1")
 STUDIES: dict[str, tuple[str, ...]] = {
     "first": ("experiment=fcfs_vs_priority",),

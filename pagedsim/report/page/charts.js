@@ -52,7 +52,7 @@ function common(lines, { log, limits }) {
 
 const text = ({ label, unit }) => (unit ? `${label} (${unit})` : label);
 const withUnit = (value, { unit }) => `${number(value)}${unit ? ` ${unit}` : ""}`;
-const told = (value, axis) => axis.ticks.get(value) ?? withUnit(value, axis);
+const named = (value, axis) => axis.ticks.get(value) ?? withUnit(value, axis);
 
 class Chart {
   constructor(panel, figure) {
@@ -64,7 +64,8 @@ class Chart {
     this.tip = make("div", "tip");
     this.tip.hidden = true;
     this.plot = make("div", "plot");
-    const what = panel.title.toLowerCase().includes(panel.y.label) ? "" : text(panel.y);
+    const told = panel.title.toLowerCase().includes(panel.y.label.toLowerCase());
+    const what = told ? panel.y.unit.replace("%", "") : text(panel.y);
     const keys = byArm ? [] : this.lines.flatMap(({ look, name }) => [mark(look), name]);
     this.element = make("div", "chart", make("h3", "", panel.title, make("small", "", what, ...keys)), this.plot);
     this.figure = figure;
@@ -93,7 +94,7 @@ class Chart {
       padding: [8, 10, 0, 0],
       cursor: { y: false, points: { size: 7 }, sync: this.figure.below ? { key: this.figure.name } : {} },
       scales: {
-        x: { time: false, distr: x.log ? 3 : 1, range: (_, low, high) => x.limits ?? [low, high] },
+        x: { time: false, distr: x.log ? 3 : 1, range: (_, low, high) => this.span(low, high) },
         y: { distr: y.log ? 3 : 1, ...(y.log ? {} : { range: (_, low, high) => this.reach(low, high) }) },
       },
       axes: [this.axis(x, this.figure.labelled(this)), this.axis(y, false)],
@@ -114,7 +115,7 @@ class Chart {
   }
 
   axis(axis, labelled) {
-    const named = [...axis.ticks.keys()];
+    const places = [...axis.ticks.keys()];
     const unit = axis.unit === "%" ? " %" : "";
     const tens = (_, splits) => splits.map((value) => (Number.isInteger(Math.log10(value)) ? value : null));
     const lines = { stroke: () => ink("--grid"), width: 1, ...(axis.log ? { filter: tens } : {}) };
@@ -123,13 +124,22 @@ class Chart {
       ...(labelled ? { label: text(axis), labelSize: 20, labelFont: FONT } : {}),
       grid: lines, ticks: { ...lines, size: 4 },
       values: (_, splits) => splits.map((value) => (value === null ? "" : (axis.ticks.get(value) ?? number(value) + unit))),
-      ...(named.length ? { splits: named } : {}),
+      ...(places.length ? { splits: places } : {}),
     };
   }
 
+  /** The ends of the x axis, with some air about single points. */
+  span(low, high) {
+    const { limits, log } = this.panel.x;
+    const air = log || !this.lines.some(({ x }) => x.length <= DOTS) ? 0 : (high - low) / 30;
+    return limits ?? [low - air, high + air];
+  }
+
   /** The ends of the y axis: 0, unless values are below, and some air above. */
-  reach(low, high) {
+  reach(low, most) {
     if (low === null) return [0, 1];
+    const tops = this.lines.filter((line) => line.high && line.shown).flatMap((line) => [...line.high]);
+    const high = Math.max(most, ...tops.filter(Number.isFinite));
     if (this.panel.y.unit === "%" && high > 50 && high <= 100) return [Math.min(low, 0), 102];
     return [Math.min(low, 0), high > 0 ? high * 1.06 : 1];
   }
@@ -176,7 +186,7 @@ class Chart {
       return make("div", "", mark(line.look), make("span", "", line.name), make("b", "", withUnit(value, this.panel.y) + sure));
     });
     const rest = values.length - rows.length;
-    this.tip.replaceChildren(make("strong", "", told(x, this.panel.x)), ...rows, ...(rest ? [`and ${rest} more`] : []));
+    this.tip.replaceChildren(make("strong", "", named(x, this.panel.x)), ...rows, ...(rest ? [`and ${rest} more`] : []));
     const right = left > chart.over.clientWidth / 2;
     this.tip.style.left = right ? "" : `${left + 12}px`;
     this.tip.style.right = right ? `${chart.over.clientWidth - left + 12}px` : "";
