@@ -66,7 +66,7 @@ class Chart {
     this.plot = make("div", "plot");
     const told = panel.title.toLowerCase().includes(panel.y.label.toLowerCase());
     const what = told ? panel.y.unit.replace("%", "") : text(panel.y);
-    const keys = byArm ? [] : this.lines.flatMap(({ look, name }) => [mark(look), name]);
+    const keys = byArm ? [] : this.lines.map(({ look, name }) => make("span", "key", mark(look), name));
     this.element = make("div", "chart", make("h3", "", panel.title, make("small", "", what, ...keys)), this.plot);
     this.figure = figure;
   }
