@@ -43,7 +43,7 @@ SETTLED = 0.5
 
 def rates(arms: int) -> tuple[str, ...]:
     """A comparison of so many arms."""
-    each = ", ".join(f'"at {rate}": ["workload.rate={rate}"]' for rate in range(2, 2 + arms))
+    each = ", ".join(f'rate{rate}: ["workload.rate={rate}"]' for rate in range(2, 2 + arms))
     return "experiment=compare", "workload.requests=300", f"study.arms={{{each}}}"
 
 
