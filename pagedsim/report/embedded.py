@@ -32,7 +32,7 @@ def numbers(plots: Sequence[Plot], study: Arms | None = None) -> dict[str, Any]:
     replay of a comparison."""
     arrays = Arrays()
     played = replay(study, arrays) if study is not None else None
-    arms, clients = (study.arms, study.clients) if study is not None else ([], ())
+    arms, clients = (study.arms, [*study.clients]) if study is not None else ([], [])
     swept = (study.swept if study is not None else None) or ""
     lines = [line for plot in plots if plot.data for p in plot.data.panels for line in p.series]
     arms = list(dict.fromkeys([*arms, *(line.arm for line in lines if line.arm is not None)]))
