@@ -39,8 +39,8 @@ RECORDS = ("truth",)
 """Studies whose rows are kept, too, in comparison.csv.gz."""
 _HEAD = """# Findings
 Each is what one command printed; `python -m pagedsim.experiments.regenerate` makes them all
-again, and this page. Beside them: `front_door` and `serve` have the README's pictures, and a folder
-named after a machine what was measured on it.
+again, and this page. Beside them: `front_door`, `serve` and `report` have the README's pictures,
+and a folder named after a machine what was measured on it.
 """
 
 
