@@ -14,7 +14,6 @@ shortest=1 says that lengths are fixed. Where they are drawn, it is the shortest
 from __future__ import annotations
 
 import csv
-import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +25,8 @@ from pagedsim.fidelity.rows import Row, read_rows
 from pagedsim.fidelity.step_tables.protocol import COLUMNS, OPTIONAL
 from pagedsim.fidelity.step_tables.tables import LAYOUTS, cell_of
 from pagedsim.user_error import UserError, guarded
-from pagedsim.workload.traces.rows import existing, opened, readable
+from pagedsim.workload.traces.results import results_in
+from pagedsim.workload.traces.rows import existing, readable
 
 (LOOP,) = (layout for layout in LAYOUTS if "ttft" in layout.measured)
 ASKED = {
@@ -45,18 +45,13 @@ FIXED = 0.98
 def results_of(path: str) -> Iterator[Row]:
     """The results in a file, which has one or several, one after another."""
     file = existing(path, "result")
-    with readable(file), opened(file) as lines:
-        rest = lines.read().strip() or "{}"
-    while rest:
-        try:
-            values, end = json.JSONDecoder().raw_decode(rest)
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"{path}: is not JSON: {error}") from None
-        if not isinstance(values, dict) or "mean_ttft_ms" not in values:
+    with readable(file):
+        results = results_in(file)
+    for values in results:
+        if "mean_ttft_ms" not in values:
             known = "vllm bench serve --save-result, or vllm_bench.json of bench"
             raise ConfigError(f"{path}: has no mean_ttft_ms: must be a result of {known}")
         yield Row(path, values)
-        rest = rest[end:].strip()
 
 
 def row_of(result: Row, given: Mapping[str, str]) -> dict[str, str]:

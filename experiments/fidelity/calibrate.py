@@ -50,6 +50,8 @@ class Calibrate(Study):
     run: str | None = None
     requests: Any = None
     """A log, or a list of logs of servers with the settings of the run."""
+    format: str = "auto"
+    columns: Mapping[str, str] | None = None
     logs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Logs with a file `requests` and overrides `server` each."""
     split: float = 0.5
@@ -73,9 +75,17 @@ class Calibrate(Study):
             )
         return ()
 
+    def _server_logs(self, runs: Runs) -> list[ServerLog]:
+        """The logs `requests`, one or several of one server, or those with servers of their own."""
+        if self.logs:
+            return read_logs(self.logs, runs.spec)
+        paths = [self.requests] if isinstance(self.requests, str) else list(self.requests)
+        logs = [read_log(path, self.format, self.columns) for path in paths]
+        return [ServerLog(log.path.stem, runs.config, log) for log in logs]
+
     def analyse(self, runs: Runs) -> Analysis:
         if self.requests or self.logs:
-            logs = logs_of(runs, self.requests, self.logs)
+            logs = self._server_logs(runs)
             several = len(logs) > 1
             return read_several(runs, logs) if several else read_one(runs, logs[0], self.split)
         if self.run is None:
@@ -99,14 +109,6 @@ class Calibrate(Study):
 
 
 # -- logs of servers elsewhere ---------------------------------------------------------------------
-
-
-def logs_of(runs: Runs, requests: Any, logs: Mapping[str, Mapping[str, Any]]) -> list[ServerLog]:
-    """The logs `requests`, one or several of one server, or those with servers of their own."""
-    if logs:
-        return read_logs(logs, runs.spec)
-    paths = [requests] if isinstance(requests, str) else list(requests)
-    return [ServerLog(Path(path).stem, runs.config, read_log(path)) for path in paths]
 
 
 def read_one(runs: Runs, server_log: ServerLog, split: float) -> Analysis:

@@ -64,6 +64,8 @@ class Predict(Study):
     question: str
     fit: str | None = None
     requests: Any = None
+    format: str = "auto"
+    columns: Mapping[str, str] | None = None
 
     def next_runs(self, runs: Runs) -> Sequence[Arm]:
         if self.fit is None or not isinstance(self.requests, str):
@@ -77,7 +79,8 @@ class Predict(Study):
 
     def analyse(self, runs: Runs) -> Analysis:
         assert self.fit is not None and self.requests is not None
-        fit, log = None if self.fit == UNFITTED else Fit.load(self.fit), read_log(self.requests)
+        fit = None if self.fit == UNFITTED else Fit.load(self.fit)
+        log = read_log(self.requests, self.format, self.columns)
         server = ExternalServer(runs.config, log)
         constants = {} if fit is None else fit.of(server)
         by = "no fit" if fit is None else f"what was fitted to {fit.source}"

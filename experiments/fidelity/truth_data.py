@@ -231,15 +231,17 @@ class ServerLog(NamedTuple):
 
 
 def read_logs(logs: Mapping[str, Mapping[str, Any]], spec: StudySpec) -> list[ServerLog]:
-    """Read the listed logs, each with a file `requests` and overrides `server`."""
+    """Read the listed logs, each with a file `requests` and overrides `server`, and as `read_log`
+    takes them with `format` and `columns`."""
     server_logs = []
     for name, of in logs.items():
         where = f"study.logs.{name}"
-        if set(of) != {"requests", "server"}:
-            raise ConfigError(f"{where}: has {', '.join(of)}: must have requests, server")
+        if not {"requests", "server"} <= set(of) <= {"requests", "server", "format", "columns"}:
+            what = f"{where}: has {', '.join(of)}: must have requests, server"
+            raise ConfigError(f"{what}, and may have format, columns")
         config = spec.configured(where, list(of["server"]))
         path = Path(str(of["requests"])).expanduser()
-        server_logs.append(
-            ServerLog(name, config, read_log(path if path.exists() else ROOT / path))
-        )
+        path = path if path.exists() else ROOT / path
+        log = read_log(path, of.get("format", "auto"), of.get("columns"))
+        server_logs.append(ServerLog(name, config, log))
     return server_logs

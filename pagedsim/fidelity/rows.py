@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pagedsim.core import ConfigError
+from pagedsim.workload.traces.csvfile import Cells, dates, is_date
 from pagedsim.workload.traces.jsonlines import parsed
 from pagedsim.workload.traces.rows import existing, opened, readable
 
@@ -47,6 +48,12 @@ class Row(NamedTuple):
         if not within or (whole and not number.is_integer()):
             raise self.wrong(name, must)
         return number
+
+    def seconds(self, name: str, must: str) -> float:
+        """A time: a finite number, or a date, as seconds since some point in time."""
+        if is_date(text := self.text(name)):
+            return float(dates(Cells(Path(self.place), [0], name, [text]))[0])
+        return self.number(name, must)
 
     def wrong(self, name: str, must: str) -> ConfigError:
         return ConfigError(f"{self.place}: {name}={self.text(name):.60}: must be {must}")

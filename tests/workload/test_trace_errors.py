@@ -60,7 +60,7 @@ URGENT = "arrived_at,num_prefill_tokens,num_decode_tokens,p\n0,5,5,1\n1,5,5,{}\n
 FILES: list[tuple[str, dict[str, Any], str]] = [
     # columns
     (AZURE, {}, ":1: no column 'GeneratedTokens' (format azure) | did you mean 'GeneratedToken'?"),
-    (AZURE, {"format": "burstgpt"}, ":1: no column 'Timestamp' (format burstgpt)"),
+    (AZURE, {"format": "burstgpt"}, ":1: no column 'Request tokens' (format burstgpt)"),
     (PLAIN, {"columns": {"client": "who"}}, "no column 'who'"),
     (OWN, {"columns": COLUMNS | {"arrival": "wen"}}, ":1: columns.arrival | 'wen' | 'when'?"),
     (OWN, {"columns": {"arrival": "when"}}, ":1: columns.prompt | 'num_prefill_tokens'"),

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -20,10 +20,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from pagedsim.core import ConfigError
+from pagedsim.core.errors import shown, unknown
 from pagedsim.fidelity.rows import Row, read_rows
 from pagedsim.workload.limits import LONGEST
 from pagedsim.workload.tokens import BlockPrompts, PrefixedPrompts, Prompts
-from pagedsim.workload.traces.rows import CONTENTS
+from pagedsim.workload.traces.results import RESULTS
+from pagedsim.workload.traces.rows import CONTENTS, existing, opened, readable
 
 Column = NDArray[np.float64]
 Rows = Sequence[Row]
@@ -102,6 +104,8 @@ class Log:
     """The client of each request; "" where the log does not say."""
     contents: Prompts | None = None
     """Contents of the prompts; None if the log has none and all prompts differ."""
+    failed: int = 0
+    """Requests without an answer, which are left out."""
 
     @property
     def output(self) -> NDArray[np.int64]:
@@ -111,10 +115,41 @@ class Log:
         return len(self.places)
 
 
-def read_log(path: str | Path) -> Log:
-    """Read a log in CSV, JSON lines or parquet; raises ConfigError with the place of an error."""
-    rows = read_rows(path, "requests", "requests")
-    log = _log(Path(path).expanduser(), VLLM if VLLM.arrived in rows[0].values else PLAIN, rows)
+LAYOUTS: Mapping[str, Layout] = {"plain": PLAIN, "vllm": VLLM}
+COLUMNS: Mapping[str, str] = {
+    **{"arrival": PLAIN.arrived, "prompt": PLAIN.prompt, "output": PLAIN.output},
+    **{name: name for name in (*PLAIN.first, *PLAIN.last, QUEUE, PLAIN.client)},
+}
+"""What `columns` may name in a file: the columns of a plain log, three as a trace has them."""
+
+
+def read_log(
+    path: str | Path, format: str = "auto", columns: Mapping[str, str] | None = None
+) -> Log:
+    """Read a log in CSV, JSON lines or parquet, or the results of a load generator.
+
+    `format` is one of `LAYOUTS` or `RESULTS`, or auto to detect it; `columns` says what a plain log
+    calls its columns. Raises ConfigError with the place of an error.
+    """
+    file = existing(path, "requests")
+    if format not in (known := ("auto", *LAYOUTS, *RESULTS)):
+        raise unknown("format", str(format), known)
+    named = _columns(columns)
+    kind = RESULTS.get(format)
+    if format == "auto" and not named and file.suffix.lower() != ".parquet":
+        with readable(file), opened(file) as text:
+            head = text.read(1 << 16).lstrip()
+        kind = max(RESULTS.values(), key=lambda one: one.fits(head))
+        kind = kind if kind.fits(head) else None
+    if kind is None:
+        rows = _renamed(read_rows(path, "requests", "requests"), named)
+        log = _log(file, _layout(rows[0], "plain" if named else format), rows)
+    else:
+        with readable(file):
+            answered, failed = kind.answered(file)
+        if not answered:
+            raise ConfigError(f"{file}: none of its {failed} requests was answered")
+        log = replace(_log(file, PLAIN, [Row(*row) for row in answered]), failed=failed)
     gaps = log.latencies.tpot
     gap = float(np.nanmedian(gaps)) if np.isfinite(gaps).any() else 0.0
     if gap > SLOWEST:
@@ -123,6 +158,52 @@ def read_log(path: str | Path) -> Log:
             "seconds, and these look like milliseconds"
         )
     return log
+
+
+def _columns(columns: Mapping[str, Any] | None) -> dict[str, str]:
+    """The columns of a plain log by what a file calls them."""
+    if not isinstance(columns or {}, Mapping):
+        raise ConfigError(f"columns={shown(columns)}: must be a mapping of {', '.join(COLUMNS)}")
+    for key in columns or {}:
+        if key not in COLUMNS:
+            raise unknown("columns", str(key), COLUMNS)
+    return {str(name): COLUMNS[key] for key, name in (columns or {}).items() if name is not None}
+
+
+def _renamed(rows: Rows, columns: Mapping[str, str]) -> list[Row]:
+    """The rows with the names of `columns`, and with known names without regard to case."""
+    if absent := [name for name in columns if name not in rows[0].values]:
+        raise _missing(rows, absent[0])
+    given = rows[0].values
+    names = {name: name for name in given}
+    for name in _NAMES:
+        same = [other for other in given if other.casefold() == name]
+        if name not in given and len(same) == 1:
+            names[same[0]] = name
+    names |= columns
+    return [
+        Row(place, {names.get(name, name): value for name, value in values.items()})
+        for place, values in rows
+    ]
+
+
+def _layout(row: Row, format: str) -> Layout:
+    """The layout called `format`, or the one whose lengths and arrivals a row has."""
+    for layout in LAYOUTS.values() if format == "auto" else ():
+        if row.values.keys() & {layout.arrived, layout.prompt, layout.output}:
+            return layout  # reading it reports a missing column
+    if format != "auto":
+        return LAYOUTS[format]
+    kinds: list[tuple[str, ...]] = [
+        (name, of.arrived, of.prompt, of.output) for name, of in LAYOUTS.items()
+    ]
+    kinds += [(name, *kind.seen) for name, kind in RESULTS.items()]
+    known = "; ".join(f"{name}: {', '.join(has)}" for name, *has in kinds)
+    columns = ", ".join(map(str, row.values))
+    raise ConfigError(
+        f"{row.place}: no known format has {columns:.200} ({known}); study.columns.arrival, "
+        ".prompt, .output, .ttft and .e2e name those of another"
+    )
 
 
 def _log(path: Path, layout: Layout, rows: Rows) -> Log:
@@ -187,7 +268,7 @@ def _column(rows: Rows, name: str) -> Column:
     if name not in rows[0].values:
         raise _missing(rows, name)
     must = "a number (requests that were not answered must be left out)"
-    return np.array([row.number(name, must) for row in rows])
+    return np.array([row.seconds(name, must) for row in rows])
 
 
 def _missing(rows: Rows, name: str) -> ConfigError:
@@ -201,6 +282,13 @@ def _tokens(rows: Rows, name: str) -> NDArray[np.int64]:
     must = f"a whole number of tokens from 1 to {LONGEST}"
     return np.array([int(row.number(name, must, low=1, high=LONGEST, whole=True)) for row in rows])
 
+
+_NAMES = sorted(
+    {name for of in LAYOUTS.values() for name in (*of.first, *of.last, of.arrived, of.prompt)}
+    | {name for of in LAYOUTS.values() for name in (of.output, of.queued, of.scheduled) if name}
+    | {"client", QUEUE, "prefix_tokens", *CONTENTS}
+)
+"""All names of columns."""
 
 # -- contents of prompts ---------------------------------------------------------------------------
 

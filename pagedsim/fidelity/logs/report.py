@@ -189,6 +189,11 @@ def about_log(
             f"{server.built.scheduler.memory.total:,}, by the hardware's data sheet; its own log "
             "may say otherwise"
         )
+    if server.log.failed:
+        yield (
+            f"{server.log.failed} requests of the log failed and are left out: what the server did "
+            "for them is missing"
+        )
     if cold.requests:
         some = "request was" if cold.requests == 1 else f"{cold.requests} requests were"
         yield (

@@ -81,11 +81,13 @@ class CsvFormat(Format):
             header = next(_headers(csv.reader(StringIO(head, newline=""))), [])
         except csv.Error:
             return 0.0
-        return len(set(header).intersection(self.needs)) / len(self.needs)
+        names = {name.casefold() for name in header}
+        return len(names.intersection(map(str.casefold, self.needs))) / len(self.needs)
 
-    def seconds(self, cells: Cells) -> NDArray[np.float64]:
-        """Times as finite seconds."""
-        return numbers(cells)
+    def clock(self, cells: Cells) -> Clock:
+        """Times: finite seconds, or dates where the first is one."""
+        dated = bool(cells.texts) and is_date(cells.texts[0])
+        return Clock(cells.lines, (dates if dated else numbers)(cells), dated)
 
     def chunks(self, path: Path, options: Options) -> Iterator[Chunk]:
         with opened(path) as file:
@@ -113,7 +115,7 @@ class CsvFormat(Format):
         clock = arrival = None
         if self.time is not None:
             texts = [row[places[self.time]] for row in rows]
-            clock = Clock(lines, self.seconds(Cells(path, lines, self.time, texts)))
+            clock = self.clock(Cells(path, lines, self.time, texts))
             arrival = clock.seconds
         if options.where:
             filters = [(places[name], text) for name, text in options.where.items()]
@@ -140,6 +142,9 @@ class CsvFormat(Format):
 
     def _place(self, path: Path, line: int, header: Sequence[str], name: str, setting: str) -> int:
         """The position of a column; `setting` says which setting it is the name of, if any."""
+        if name not in header:  # without regard to case
+            same = [other for other in header if other.casefold() == name.casefold()]
+            name = same[0] if len(set(same)) == 1 else name
         times = header.count(name)
         if times == 1:
             return header.index(name)
@@ -287,8 +292,13 @@ class Azure(CsvFormat):
     output = "GeneratedTokens"
     epoch = True
 
-    def seconds(self, cells: Cells) -> NDArray[np.float64]:
-        return dates(cells)
+    def clock(self, cells: Cells) -> Clock:
+        return Clock(cells.lines, dates(cells), dated=True)
+
+
+def is_date(text: str) -> bool:
+    """Whether a text begins as a date with a time does."""
+    return _PLAIN.match(text) is not None
 
 
 def dates(cells: Cells) -> NDArray[np.float64]:
@@ -352,16 +362,12 @@ class Plain(CsvFormat):
 
 
 class OwnTimes(Plain):
-    """The plain CSV layout with arrivals in a column of one's own: seconds, or dates as in Azure's.
+    """The plain CSV layout with arrivals in a column of one's own.
 
     The first row is time 0, since such times often count from 1970.
     """
 
     epoch = True
-
-    def seconds(self, cells: Cells) -> NDArray[np.float64]:
-        dated = bool(cells.texts) and _PLAIN.match(cells.texts[0])
-        return (dates if dated else numbers)(cells)
 
 
 class LengthsOnly(CsvFormat):

@@ -18,6 +18,7 @@ import numpy as np
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import not_installed
 from pagedsim.core.request import NO_EXTRA
+from pagedsim.workload.traces.csvfile import Cells, dates, is_date
 from pagedsim.workload.traces.rows import (
     Chunk,
     Clock,
@@ -41,6 +42,11 @@ def is_number(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) < 1e18  # false for NaN
 
 
+def is_time(value: Any) -> bool:
+    """Whether a value is a time, or a text that begins as a date."""
+    return is_number(value) or (type(value) is str and is_date(value))
+
+
 TOKENS: Field = (
     lambda value: type(value) is int and abs(value) < 2**62,
     "a whole number of tokens",
@@ -61,7 +67,7 @@ class JsonLines(Format):
     @cached_property
     def fields(self) -> Mapping[str, Field]:
         unit = "seconds" if self.per_second == 1 else "milliseconds"
-        time = {self.time: (is_number, f"a number of {unit}")}
+        time = {self.time: (is_time, f"a number of {unit}, or a date")}
         return {**self.first, **time, self.prompt: TOKENS, self.output: TOKENS, **self.last}
 
     @property
@@ -69,11 +75,10 @@ class JsonLines(Format):
         return tuple(self.fields)
 
     def fits(self, head: str) -> float:
-        """Share of fields in the first line; above 0 for any object, so that reading it reports
-        the missing field."""
+        """Share of fields in the first line."""
         first = head.partition("\n")[0]
         known = sum(f'"{name}"' in first for name in self.fields)
-        return first.startswith("{") * (1 + known) / (1 + len(self.fields))
+        return first.startswith("{") * known / len(self.fields)
 
     def chunks(self, path: Path, options: Options) -> Iterator[Chunk]:
         with opened(path) as file:
@@ -90,12 +95,16 @@ class JsonLines(Format):
     def chunk(self, path: Path, lines: list[int], rows: list[Any], options: Options) -> Chunk:
         """Convert objects, which have all fields, to columns; `lines` are their line numbers."""
 
-    def columns(self, lines: list[int], rows: list[Any], **more: Any) -> Chunk:
+    def columns(self, path: Path, lines: list[int], rows: list[Any], **more: Any) -> Chunk:
         """A chunk of times and lengths, and of the columns in `more`."""
         time, prompt, output = (
             [row[name] for row in rows] for name in (self.time, self.prompt, self.output)
         )
-        clock = Clock(lines, np.array(time, np.float64) / self.per_second)
+        if dated := str in map(type, time):
+            seconds = dates(Cells(path, lines, self.time, list(map(str, time))))
+        else:
+            seconds = np.array(time, np.float64) / self.per_second
+        clock = Clock(lines, seconds, dated)
         lengths = np.array(prompt, np.int64), np.array(output, np.int64)
         return Chunk(lines, clock, clock.seconds, *lengths, **more)
 
@@ -154,7 +163,7 @@ class Log(JsonLines):
     epoch = True
 
     def chunk(self, path: Path, lines: list[int], rows: list[Any], options: Options) -> Chunk:
-        return self.columns(lines, rows, unread=unread_contents(rows[0]))
+        return self.columns(path, lines, rows, unread=unread_contents(rows[0]))
 
 
 class VllmLog(Log):
@@ -204,7 +213,7 @@ class Mooncake(JsonLines):
                 what = f"hash_ids has {named}, input_length={length} tokens"
                 raise wrong(path, line, f"{what}: must be one for each {block} tokens begun")
         ids = [row["hash_ids"] for row in rows]
-        return self.columns(lines, rows, blocks=ids, block_tokens=block, **more)
+        return self.columns(path, lines, rows, blocks=ids, block_tokens=block, **more)
 
 
 BLOCK = 16
@@ -247,7 +256,8 @@ class Turns(JsonLines):
     first: ClassVar[Mapping[str, Field]] = {"session_id": NAME}
 
     def chunk(self, path: Path, lines: list[int], rows: list[Any], options: Options) -> Chunk:
-        return self.columns(lines, rows, links=[(row["session_id"],) * 2 for row in rows])
+        links = [(row["session_id"],) * 2 for row in rows]
+        return self.columns(path, lines, rows, links=links)
 
 
 class ShareGPT(Format):

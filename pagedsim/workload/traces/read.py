@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -29,6 +30,7 @@ from pagedsim.workload.traces.csvfile import (
     read_header,
 )
 from pagedsim.workload.traces.jsonlines import Bailian, Log, Mooncake, ShareGPT, Turns, VllmLog
+from pagedsim.workload.traces.results import RESULTS
 from pagedsim.workload.traces.rows import (
     Chunk,
     Format,
@@ -57,12 +59,16 @@ FORMATS: Mapping[str, Format] = {
     "log": Log(),
     "vllm": VllmLog(),
     "sharegpt": ShareGPT(),
+    **RESULTS,
 }
 
 SESSIONS: Mapping[str, SessionFormat] = {
     kind.name: kind for kind in (Agents(), TraceLab(), OpenTelemetry(), Agentic())
 }
 """Formats of whole sessions."""
+LIKELY = 0.5
+"""The share of a format's columns from which on a file is taken for one that lacks the others."""
+_KEY = re.compile(r'"(\w+)":')
 NAMES = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
 """How files of sessions are called, of which a folder may be full."""
 
@@ -125,12 +131,17 @@ def format_of(path: Path, name: str, columns: Mapping[str, str] | None = None) -
     if columns and "arrival" in columns and not head.startswith(("{", "[")):
         return formats["plain"]
     best = max(formats.values(), key=lambda format: format.fits(head))
-    if best.fits(head):
+    if best.fits(head) >= LIKELY:
         return best  # reading it reports a missing column, if any
-    tables = (format for format in FORMATS.values() if format.is_table)
-    known = "; ".join(f"{format.name}: {', '.join(format.needs)}" for format in tables)
-    problem = f"no known format has columns {names_of(read_header(path))} ({known})"
-    raise wrong(path, 1, f"{problem}; columns.arrival, .prompt and .output name those of another")
+    is_table = not head.startswith(("{", "["))
+    kinds = (format for format in FORMATS.values() if format.is_table == is_table)
+    known = "; ".join(f"{format.name}: {', '.join(format.needs)}" for format in kinds)
+    own = "columns.arrival, .prompt and .output name those of another"
+    if is_table:
+        seen = f"columns {names_of(read_header(path))}"
+        raise wrong(path, 1, f"no known format has {seen} ({known}); {own}")
+    fields = dict.fromkeys(_KEY.findall(head.partition("\n")[0]))
+    raise wrong(path, 1, f"no known format has fields {', '.join(fields):.200} ({known})")
 
 
 def refuse_ignored(format: Format, options: Options) -> None:
@@ -242,7 +253,7 @@ def _read(
         full = _full(chunk.prompt_len, chunk.output_len)
         if chunk.clock is not None and chunk.arrival is not None and not sort:
             refuse_unsorted(path, format, chunk.clock, last)
-            if not chunks and format.epoch:
+            if not chunks and (format.epoch or chunk.clock.dated):
                 origin = float(chunk.clock.seconds[0])
             last = float(chunk.clock.seconds[-1])
             full &= chunk.arrival - origin >= part.start
@@ -266,9 +277,9 @@ def _select(path: Path, format: Format, chunks: Sequence[Chunk], part: Slice) ->
     if format.time is not None:
         arrival = np.concatenate([chunk.arrival for chunk in chunks if chunk.arrival is not None])
         order = np.argsort(arrival, kind="stable")
-        if format.epoch:
-            clocks = [chunk.clock.seconds for chunk in chunks if chunk.clock is not None]
-            arrival = arrival - min(seconds.min() for seconds in clocks)
+        clocks = [chunk.clock for chunk in chunks if chunk.clock is not None]
+        if format.epoch or any(clock.dated for clock in clocks):
+            arrival = arrival - min(clock.seconds.min() for clock in clocks)
         inside = (arrival[order] >= part.start) & (arrival[order] < part.end)
         order = order[inside]
     usable = order[full[order]]
@@ -293,7 +304,7 @@ def _select(path: Path, format: Format, chunks: Sequence[Chunk], part: Slice) ->
         block_tokens=chunks[0].block_tokens,
         links=[links[row] for row in rows.tolist()] if links else None,
         extra=_extra(chunks, rows),
-        dropped=int(np.count_nonzero(~full[order[:reached]])),
+        dropped=int(np.count_nonzero(~full[order[:reached]])) + sum(c.failed for c in chunks),
         cut=len(rows) < len(usable),
         unread=chunks[0].unread,
     )

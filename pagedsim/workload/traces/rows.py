@@ -81,6 +81,8 @@ class Clock:
 
     lines: Sequence[int]
     seconds: NDArray[np.float64]
+    dated: bool = False
+    """Whether they are dates, of which the first becomes time 0."""
 
 
 COLUMNS = ("arrival", "prompt", "output", "client", "priority", "session")
@@ -107,6 +109,8 @@ class Chunk:
     extra: list[Mapping[str, Any]] | None = None  # read-only
     unread: tuple[str, ...] = ()
     """Columns of prompt contents that the format ignores."""
+    failed: int = 0
+    """Requests without an answer, which are no rows."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +190,8 @@ def refuse_bad(path: Path, format: Format, chunk: Chunk, least: int) -> None:
             hint = "" if value else f" ({empty}drop_empty=true leaves such rows out)"
             raise format.wrong(path, line, f"{name}={value}: must be {allowed}{hint}")
     if chunk.clock is not None:
-        times, earliest = chunk.clock.seconds, -LATEST if format.epoch else 0.0
+        times, absolute = chunk.clock.seconds, format.epoch or chunk.clock.dated
+        earliest = -LATEST if absolute else 0.0
         bad = np.flatnonzero((times < earliest) | (times > LATEST))
         if len(bad):
             value, line = times[bad[0]], chunk.clock.lines[bad[0]]
