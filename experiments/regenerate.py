@@ -11,14 +11,13 @@ from __future__ import annotations
 import argparse
 import gzip
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from pagedsim.metrics.files import COMPARISON, RESULT, read_json, write_json
+from pagedsim.run.cite import run_again
 
 RESULTS = Path(__file__).parent / "results"
 STUDIES = (
@@ -64,9 +63,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 def run(name: str, folder: Path) -> Path:
     """Run an experiment by its command, in `folder`."""
-    words = (f"experiment={name}", "tracking=none", f"hydra.run.dir={folder}")
-    subprocess.run([sys.executable, "-m", "pagedsim", *words], check=True)
-    return folder
+    return run_again([f"experiment={name}"], folder)
 
 
 def keep(folder: Path, place: Path) -> None:

@@ -25,7 +25,7 @@ _FLAGS = (
     *("--help", "-h", "--hydra-help", "--version", "--multirun", "-m", "--run", "-r"),
     *("--resolve", "--shell-completion", "-sc"),
 )
-_COMMANDS = ("bench", "policies", "serve")
+_COMMANDS = ("bench", "cite", "policies", "serve")
 _SHOWS = ("job", "hydra", "all")
 _TELLS = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 _WITH_VALUE: dict[str, tuple[str, ...]] = {
@@ -249,6 +249,10 @@ def command(words: Sequence[str]) -> Callable[[], None]:
     if words[:1] == ["policies"] or words in (["--help", "policies"], ["-h", "policies"]):
         page = _policies([word for word in words if word != "policies"])
         return lambda: print(page)
+    if words[:1] == ["cite"]:
+        from pagedsim.run.cite import cite
+
+        return lambda: print(cite(words[1:]))
     if (at := _place("serve", words)) is not None:
         from pagedsim.serve.command import completed
 

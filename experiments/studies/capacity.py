@@ -27,6 +27,7 @@ from pagedsim.metrics.stability import mean_backlogs, overload_of
 from pagedsim.report.figures import FigureSpec
 from pagedsim.report.numbers import percent, signed
 from pagedsim.run.job import Arm, Failure, Job
+from pagedsim.run.launch import launch_of
 from pagedsim.run.runs import Key, Runs, changed_note
 from pagedsim.run.study import Analysis, Study
 from pagedsim.spec.check import Number, check_settings
@@ -324,9 +325,18 @@ class Searches:
                 f"The run at the rate found, first seed: {arm.name}": self._command(arm)
                 for arm in arms
             },
+            launch=self._launch(),
             failed=self.missing,
             wrong=self.failed,
         )
+
+    def _launch(self) -> str:
+        """What starts the server of the arm that serves most; empty where none serves any."""
+        if not (feasible := [arm for arm in self.arms if not math.isnan(arm.rate.mean)]):
+            return ""
+        best = max(feasible, key=lambda arm: arm.rate.mean)
+        changes = self.study.searched[best.name]
+        return launch_of(self.runs.spec.configured(f"study.arms.{best.name}", changes))
 
     def _change(self, arm: ArmCapacity) -> Estimate:
         """Ratio of an arm to the baseline; NaN for the baseline itself or if it is missing."""

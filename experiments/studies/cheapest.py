@@ -26,6 +26,7 @@ from pagedsim.metrics.result import added_up
 from pagedsim.metrics.slo import BOUNDED, slo_of
 from pagedsim.metrics.stability import Backlog, mean_backlogs, overload_of, unsure_note
 from pagedsim.run.job import Arm, Failure, Job
+from pagedsim.run.launch import launch_of
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import Analysis, Study
 from pagedsim.spec.run import RunSpec
@@ -278,7 +279,7 @@ class Searches:
             interrupted=bool(self.next()),
         )
         failed = {name: str(failure) for name, failure in self.failed.items()}
-        again = self._command(done.winner)
+        again, launch = self._commands(done.winner)
         return Analysis(
             finding=done.lines(),
             listings=done.listings(),
@@ -288,15 +289,19 @@ class Searches:
             table=done.table(),
             again={"The cheapest, first seed": again} if again else {},
             used={"again": again} if again else {},
+            launch=launch,
             failed=failed,
             wrong=self.failed,
         )
 
-    def _command(self, winner: report.Fleet | None) -> str:
+    def _commands(self, winner: report.Fleet | None) -> tuple[str, str]:
+        """What simulates the cheapest again, and what it is as real servers."""
         if winner is None:
-            return ""
-        arm, command = self.study.arm(self.study.probes[winner.name], self.runs), self.runs.spec
-        return ordinary(command, self.study.key_of(arm.name), arm, command.seeds[0])
+            return "", ""
+        arm, spec = self.study.arm(self.study.probes[winner.name], self.runs), self.runs.spec
+        key = self.study.key_of(arm.name)
+        launch = launch_of(spec.configured(key, arm.overrides, arm.changes))
+        return ordinary(spec, key, arm, spec.seeds[0]), launch
 
     def _fleet(self, probe: Probe) -> report.Fleet | None:
         """A fleet that was tried; None if one of its runs is missing."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ from pagedsim.experiments.studies.compare import notes_of_left_out
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.numbers import signed
 from pagedsim.run.job import Arm, Job
+from pagedsim.run.launch import launch_of
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import Analysis
 from pagedsim.spec.check import Positive, Whole
@@ -127,7 +129,28 @@ class Place(Capacity):
             listings=[*placed.listings(), *reading.listings],
             notes=[*self.left_out, *placed.notes(), *reading.notes],
             data={**reading.data, "placement": placed.data()},
+            launch=self._launch(runs, placed),
         )
+
+    def _launch(self, runs: Runs, placed: PlacementResult) -> str:
+        """The servers of the placement of fewest GPUs; empty where there is none."""
+        if placed.apart is None or placed.together is None:
+            best = placed.apart or placed.together
+        else:
+            best = min(placed.apart, placed.together, key=lambda placement: placement.gpus)
+        if best is None:
+            return ""
+        shares, split = best.shares, best is placed.apart
+        if split:
+            pools = dict(zip(("prefill", "decode"), shares, strict=True))
+            sets = {name: list(self.options[share.option.name]) for name, share in pools.items()}
+            words = [f"fleet.pools.{name}.set={json.dumps(of)}" for name, of in sets.items()]
+            words = ["fleet=prefill_decode", *words]
+            many = {f"fleet.pools.{name}.replicas": of.servers for name, of in pools.items()}
+        else:
+            words = list(self.options[shares[0].option.name])
+            many = {"fleet.replicas": shares[0].servers}
+        return launch_of(runs.spec.configured("study.arms", words, many))
 
 
 class PlacementResult:

@@ -25,6 +25,7 @@ from pagedsim.report.numbers import percent, signed
 from pagedsim.report.style import INK, MUTED, looks, margins, new_figure, tidy
 from pagedsim.requirements import refuse_older
 from pagedsim.run.job import Arm, Failure, Job
+from pagedsim.run.launch import launch_of
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import Analysis, Study
 
@@ -261,9 +262,17 @@ class Search:
             table=done.table(),
             again={"The best of its trials": done.command},
             used={"again": done.command},
+            launch=self._launch(arm),
             failed=failed,
             wrong=self.failed,
         )
+
+    def _launch(self, best: Arm) -> str:
+        """What starts the best; empty where nothing is recommended."""
+        if not self.done.overloaded.isdisjoint({(best.name, False), (best.name, True)}):
+            return ""
+        key = self.tune.key_of(best.name)
+        return launch_of(self.runs.spec.configured(key, best.overrides, best.changes))
 
 
 # -- report ----------------------------------------------------------------------------------------

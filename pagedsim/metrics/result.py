@@ -94,6 +94,8 @@ class Conclusions:
     """Whether the terminal shows the finding and a short table, and the report has the rest."""
     again: Mapping[str, str] = field(default_factory=dict)
     """Further commands that a reader may want, by what each does."""
+    launch: str = ""
+    """What starts the answer as a real server, or the values of a real fleet, in lines."""
     failed: Mapping[str, str] = field(default_factory=dict)
     """What is missing, with the reason."""
 
@@ -128,6 +130,7 @@ class Result(Conclusions):
             "data": dict(self.data),
             "pictures": list(pictures),
             **({"pagedsim": dict(self.made_by)} if self.made_by else {}),
+            **({"launch": self.launch.splitlines()} if self.launch else {}),
             **({"failed": dict(self.failed)} if self.failed else {}),
         }
         rounded: dict[str, Any] = _rounded(content)

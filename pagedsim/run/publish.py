@@ -28,6 +28,8 @@ from pagedsim.spec.words import key_of
 from pagedsim.tracking import Tracked, track
 from pagedsim.user_error import Interruption, shown
 
+LAUNCH = "The answer as a real server"
+"""What a report says before the lines that start it."""
 BlockSizes = Mapping[float, Sequence[int]]
 """The block sizes of simulated runs, by their cost.block_tokens."""
 
@@ -215,6 +217,7 @@ def _result(study: Study, runs: Runs, reading: Analysis, arms: Arms | None) -> R
             *block_size_notes(_block_sizes(runs.finished.values())),
             *blocks_notes(run.config["memory"] for run in runs.finished.values() if run.inside),
         ],
+        "again": {**reading.again, **({LAUNCH: reading.launch} if reading.launch else {})},
         "failed": {**(arms.failed if arms is not None else {}), **reading.failed},
     }
     return Result(
@@ -318,3 +321,5 @@ def _say_where(
         print(f"tracking  {shown(folder / 'wandb')}  ({count} run{'s' * (count != 1)}{later})")
     for word, what in reading.used.items():
         print(f"{word:<9} {what}")
+    if reading.launch:
+        print(f"launch    {reading.launch.replace(chr(10), chr(10) + ' ' * 10)}")

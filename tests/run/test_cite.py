@@ -1,0 +1,75 @@
+"""`cite` says what results came from, and tells whether they come out again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pagedsim.core import PagedsimError
+from pagedsim.run import cite
+from tests.run.studies import carried_out
+
+WORDS = ("experiment=single", "workload.requests=20", "report=false")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("cited") / "made"
+    carried_out(made, *WORDS)
+    return made
+
+
+def test_it_prints_the_command_versions_digests_and_an_entry(folder: Path) -> None:
+    text = cite.cite([str(folder)])
+    result = folder / "result.json"
+    assert f"command   {json.loads(result.read_text())['command']}" in text
+    assert f"sha256    {hashlib.sha256(result.read_bytes()).hexdigest()}  result.json" in text
+    assert "@software{pagedsim," in text and "license = {Apache-2.0}" in text
+
+
+def test_licences_of_traces_are_named(tmp_path: Path) -> None:
+    command = "python -m pagedsim experiment=single workload=azure_conv workload.path=a.csv"
+    (tmp_path / "result.json").write_text(json.dumps({"command": command, "source": "A paper"}))
+    text = cite.cite([str(tmp_path)])
+    assert "data      A paper" in text and "CC-BY-4.0; cite Patel et al." in text
+    assert "workload.path=a.csv: a file, not part of pagedsim" in text
+
+
+def test_a_check_tells_whether_every_byte_is_the_same(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def again(words: Any, into: Path) -> Path:
+        assert list(words) == list(WORDS)
+        into.mkdir(parents=True)
+        for name in ("result.json", "comparison.csv"):
+            (into / name).write_bytes((folder / name).read_bytes())
+        return into
+
+    monkeypatch.setattr(cite, "run_again", again)
+    assert cite.cite([str(folder), "--check"]).endswith("came out again, byte by byte")
+    changed = again(WORDS, tmp_path / "changed")
+    (changed / "comparison.csv").write_text("arm\n")
+    with pytest.raises(PagedsimError, match=r"comparison\.csv came out differently"):
+        cite.cite([str(changed), "--check"])
+
+
+@pytest.mark.slow
+def test_a_run_comes_out_again(folder: Path) -> None:
+    assert cite.cite([str(folder), "--check"]).endswith("came out again, byte by byte")
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ([], "takes one folder"),
+        (["nowhere"], "cite nowhere: result.json cannot be read"),
+        (["a", "--again"], "cite --again: no such option"),
+    ],
+)
+def test_a_bad_command(words: list[str], line: str) -> None:
+    with pytest.raises(PagedsimError, match=line):
+        cite.cite(words)
