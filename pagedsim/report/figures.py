@@ -142,11 +142,17 @@ def render(name: str, figure: Figure) -> tuple[bytes, str]:
     return png.getvalue(), _for_page(name, svg.getvalue())
 
 
+def arm_id(number: int) -> str:
+    """The `gid` of an artist of the arm with this number, with which a page hides it."""
+    return f"arm:{number}"
+
+
 def _for_page(name: str, svg: str) -> str:
     """Prepare an SVG for inlining: unique ids, the page's colours and font."""
     svg = re.sub(r"^.*?(?=<svg)", "", svg, count=1, flags=re.DOTALL)
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'<svg [^>]*?viewBox="([^"]*)"[^>]*>', r'<svg viewBox="\1">', svg, count=1)
+    svg = re.sub(r'\bid="arm:(\d+)"', r'data-arm="\1"', svg)
     svg = re.sub(r'\bid="', f'id="{name}-', svg)
     svg = re.sub(r'(xlink:href="#|url\(#)', rf"\g<1>{name}-", svg).replace("xlink:href", "href")
     # Paths and other attributes to two decimals: a hundredth of a point.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial, wraps
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,7 @@ from pagedsim.metrics.compare import (
 )
 from pagedsim.metrics.tables import Requests
 from pagedsim.report.caches import draw_sources, draw_working_set, sources_of, working_set_data
-from pagedsim.report.figures import Axis, FigureData, FigureSpec, Panel, Series
+from pagedsim.report.figures import Axis, FigureData, FigureSpec, Panel, Series, arm_id
 from pagedsim.report.gantt import ROWS, busiest, draw_gantt
 from pagedsim.report.load import (
     draw_load,
@@ -314,7 +314,7 @@ def draw_effect(study: Arms) -> Figure:
     for change in changes:
         shift = (others.index(change.arm) - (len(others) - 1) / 2) * 0.5 / max(len(others) - 1, 1)
         place = places[change.client, change.key] + shift
-        _mark(axes, change, place, look[change.arm].colour, len(others))
+        _mark(axes, change, place, look[change.arm].colour, study.arms)
     axes.axvline(1, color=MUTED, lw=1)
     axes.set_yticks(list(places.values()), [_name(*row) for row in places], color=INK)
     axes.set_ylim(y - 0.4, -0.6)
@@ -373,14 +373,15 @@ def draw_sweep(study: Arms, data: FigureData) -> Figure:
     return figure
 
 
-def _mark(axes: Axes, change: Comparison, y: float, colour: str, arms: int) -> None:
+def _mark(axes: Axes, change: Comparison, y: float, colour: str, arms: Sequence[str]) -> None:
     """A dot with its interval; hollow if the interval includes "no difference"."""
     ratio = change.ratio
+    look: dict[str, Any] = {"color": colour, "gid": arm_id(arms.index(change.arm))}
     if ratio.known:
-        axes.plot([ratio.low, ratio.high], [y, y], color=colour, lw=2, solid_capstyle="butt")
+        axes.plot([ratio.low, ratio.high], [y, y], lw=2, solid_capstyle="butt", **look)
     sure = change.sure or not ratio.known
-    axes.plot(ratio.mean, y, "o", ms=6, color=colour, mfc=colour if sure else "#ffffff", mew=1.5)
-    if arms == 1:
+    axes.plot(ratio.mean, y, "o", ms=6, mfc=colour if sure else "#ffffff", mew=1.5, **look)
+    if len(arms) == 2:
         scale = scale_of(change.key, (change.theirs,)), scale_of(change.key, (change.ours,))
         text = f"{scale[0].text(change.theirs)} → {scale[1].text(change.ours)}"
         annotate(axes, text, (1, y), (8, 0), xycoords=("axes fraction", "data"), color=INK)

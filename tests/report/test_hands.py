@@ -246,6 +246,11 @@ def test_charts_tell_their_values_and_the_legend_hides_an_arm_everywhere(
     page.click(".legend .clients button")
     panels = page.evaluate(VISIBLE.format("'#figure-latency .chart'"))
     assert panels == len(content["figures"]["latency"]["panels"]) / 2
+    marks = "[...document.querySelectorAll('#figure-effect g[data-arm]')]"
+    hidden = f"{marks}.filter((one) => one.style.display === 'none').length"
+    assert page.evaluate(hidden) == 0
+    page.click(".legend .arms button:nth-of-type(2)")
+    assert page.evaluate(f"{hidden} === {marks}.length && {marks}.length > 0")
     page.click(".legend .all")
     assert page.evaluate(VISIBLE.format("'tr[data-arm]'")) == 6
 

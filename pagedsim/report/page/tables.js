@@ -55,7 +55,7 @@ class Sorted {
   }
 }
 
-/** Give all tables of results their heads, and hide rows with their arm or client. */
+/** Give all tables of results their heads, and hide rows and marks with their arm or client. */
 export function tables() {
   for (const table of document.querySelectorAll("table.results")) new Sorted(table);
   const arms = new Map(study.arms.map(({ name }, at) => [name, at]));
@@ -63,7 +63,9 @@ export function tables() {
   const rows = [...document.querySelectorAll("tr[data-arm], tr[data-client]")].map((row) => [
     row, arms.get(row.dataset.arm) ?? null, clients.get(row.dataset.client) ?? null,
   ]);
+  const marks = document.querySelectorAll("g[data-arm]"); // in plots that are no charts
   shown.listen(() => {
+    for (const one of marks) one.style.display = shown.has("arms", Number(one.dataset.arm)) ? "" : "none";
     for (const [row, arm, client] of rows) {
       row.hidden = !shown.has("arms", arm) || !shown.has("clients", client);
     }
