@@ -41,7 +41,7 @@ from pagedsim.spec.given import Given, arguments_of
 from pagedsim.spec.objects import draws
 from pagedsim.spec.run import RunSpec
 from pagedsim.spec.study import StudySpec
-from pagedsim.spec.words import Change
+from pagedsim.spec.words import Change, text_of
 from pagedsim.user_error import Interruption, UserError, line
 
 if TYPE_CHECKING:
@@ -310,17 +310,27 @@ def sweep(
     settings: Mapping[str, Any] = _NONE,
     /,
     *,
+    facets: Mapping[str, Sequence[Any]] | None = None,
+    bounds: Mapping[str, Any] | None = None,
     folder: Folder = None,
     **more: Any,
 ) -> Result:
-    """Compare the values of one setting: `sweep("memory.block_size", [8, 16, 32])`."""
-    _refuse_arms("sweep", _whole(settings, more))
+    """Compare the values of one setting: `sweep("memory.block_size", [8, 16, 32])`.
+
+    Settings that are mappings are of arms, which are compared at each value:
+    `sweep("workload.rate", [2, 4, 8], policy={"fcfs": "fcfs", "vtc": "vtc"})`; so they are at each
+    value of `facets`, a mapping of further settings to lists. `bounds` are latencies in seconds,
+    for the value up to which each arm meets them all.
+    """
     if not isinstance(values, list | tuple | range | np.ndarray):
         raise ConfigError(f"{over}={values!r}: must be a list of values")
     if any(_plain(over, value) != value for value in values):
         raise ConfigError(f"{over}: the values of a sweep must be plain; compare takes objects")
-    swept = {"study.over": _ALIASES.get(over, over), "study.values": list(values)}
-    return experiment("sweep", {**swept, **settings}, folder=folder, **more)
+    changes, arms = changes_from(_whole(settings, more))
+    study: dict[str, Any] = {"over": _ALIASES.get(over, over), "values": list(values)}
+    study |= {"facets": facets, "bounds": bounds}
+    own = [Change(f"study.{key}", _plain(f"study.{key}", value)) for key, value in study.items()]
+    return _executed([Change("experiment", "sweep"), *own, *changes], arms, folder)
 
 
 def capacity(
@@ -546,7 +556,7 @@ class Result:
 
     @cached_property
     def requests(self) -> pa.Table:
-        """One row per request, of all runs, with `arm` and `seed`."""
+        """One row per request, of all runs, with `arm`, `seed` and the settings that arms vary."""
         return self._tables(lambda run: run.requests())
 
     @cached_property
@@ -569,8 +579,23 @@ class Result:
             table = read(run)
             seeds = pa.array([run.seed] * len(table), pa.int64())
             arms = pa.array([run.arm] * len(table), pa.string())
-            tables.append(table.add_column(0, "seed", seeds).add_column(0, "arm", arms))
+            table = table.add_column(0, "seed", seeds).add_column(0, "arm", arms)
+            for name, value in self._settings_of(run.arm).items():
+                table = table.append_column(name, pa.array([value] * len(table)))
+            tables.append(table)
         return pa.concat_tables(tables, promote_options="permissive")
+
+    def _settings_of(self, arm: str) -> Mapping[str, Any]:
+        """The values of the settings that arms vary; texts where they are not all numbers."""
+        values = self._published.arms.variation.values if self._published.arms else {}
+        numbers = {
+            name: all(type(of[name]) in (int, float) for of in values.values())
+            for name in values.get(arm, {})
+        }
+        return {
+            name: value if numbers[name] else text_of(value)
+            for name, value in values.get(arm, {}).items()
+        }
 
     @property
     def plots(self) -> list[str]:

@@ -17,7 +17,7 @@ from pagedsim import report
 from pagedsim.metrics.arms import Arms
 from pagedsim.metrics.result import Listing, Result, Row
 from pagedsim.report.plots import drawings_of
-from pagedsim.report.table import columns_of, comparison_of, comparison_rows
+from pagedsim.report.table import columns_of, comparison_of
 from pagedsim.tracking import track
 from tests.conftest import Call
 from tests.metrics.tables import fleet_study, result_of, study_of
@@ -105,7 +105,7 @@ def test_the_comparison_is_a_table_with_pictures(tracked: tuple[Arms, Sequence[P
     study, folders = tracked
     (row,) = history_of(records(folders[-1]))
     table = table_of(folders[-1], "comparison")
-    assert table["data"] == comparison_rows(study)
+    assert table["data"] == comparison_of(study)[1]
     assert table["columns"][:4] == ["client", "metric", "arm", "baseline"]
     for name in ("effect", "latency", "load", "requests"):
         picture = folders[-1] / "files" / row[f"plots/{name}/path"]

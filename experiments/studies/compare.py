@@ -12,7 +12,8 @@ from pagedsim.core import ConfigError
 from pagedsim.fidelity.logs.log import check_log, write_log
 from pagedsim.metrics.arms import DEFAULT_METRICS, Arms
 from pagedsim.metrics.catalogue import keys_of
-from pagedsim.metrics.compare import finding, means_of
+from pagedsim.metrics.compare import means_of
+from pagedsim.metrics.finding import finding, overloads
 from pagedsim.metrics.result import Notice, of_one_kind
 from pagedsim.metrics.slo import slo_of
 from pagedsim.metrics.stability import brief_note
@@ -69,7 +70,7 @@ class Compare(Study):
             return None
         return Analysis(
             finding=[sentence for sentence in finding(arms) if sentence],
-            notes=arms.notes,
+            notes=[*arms.notes, *overloads(arms)],
             data={"means": means_of(arms)},
             drawings=drawings_of(arms),
             compares=True,
@@ -181,40 +182,6 @@ def notes_of_left_out(reasons: Mapping[str, str], between: str = ", ") -> list[s
 def are_texts(value: object) -> bool:
     """Whether it is a list of texts."""
     return isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value)
-
-
-# -- a sweep ---------------------------------------------------------------------------------------
-
-
-def sweep(
-    title: str,
-    question: str,
-    over: str,
-    values: Sequence[object],
-    baseline: object = None,
-    metrics: Sequence[str] = DEFAULT_METRICS,
-) -> Compare:
-    """The comparison of `over=value` for each of `values`."""
-    if not isinstance(values, (list, tuple)) or not values:
-        raise ConfigError(f"values={values}: must be a list such as [8, 16]")
-    if not isinstance(over, str):
-        raise ConfigError(
-            f"over={over}: must be the name of one setting, such as memory.block_size, with values="
-        )
-    refuse_of_an_arm(f"over={over}", over)
-    arms = {typed(value): [f"{over}={typed(value)}"] for value in values}
-    if len(arms) < len(values):
-        raise ConfigError(f"values={list(values)}: must differ from each other")
-    held = None if baseline is None else typed(baseline)
-    check_baseline(held, arms, "values")
-    return Compare(title, question, arms, held, metrics, swept=over)
-
-
-def typed(value: object) -> str:
-    """A value as on the command line."""
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 # -- a server elsewhere ----------------------------------------------------------------------------

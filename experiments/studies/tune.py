@@ -15,7 +15,8 @@ import numpy as np
 
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import is_number, is_whole, not_installed, require_whole
-from pagedsim.experiments.studies.compare import check_objective, ordinary, refuse_of_an_arm, typed
+from pagedsim.experiments.studies.compare import check_objective, ordinary, refuse_of_an_arm
+from pagedsim.experiments.studies.sweep import typed
 from pagedsim.metrics.catalogue import label_of, metric_of, scale_of, text_of
 from pagedsim.metrics.compare import Estimate, estimate, paired_ratio, value_of
 from pagedsim.metrics.result import Listing

@@ -22,20 +22,13 @@ from pagedsim.experiments.studies.compare import (
 from pagedsim.experiments.studies.zoo_pareto import Criterion, Plane, Ranking, draw_pareto
 from pagedsim.metrics.arms import Arms, by_class
 from pagedsim.metrics.catalogue import keys_of, label_of, metric_of, scale_of, summary_key, text_of
-from pagedsim.metrics.compare import (
-    Comparison,
-    finding,
-    groups_of,
-    in_words,
-    means_of,
-    sureness,
-    values_of,
-)
+from pagedsim.metrics.compare import Comparison, groups_of, means_of, values_of
+from pagedsim.metrics.finding import finding, in_words, sureness
 from pagedsim.metrics.result import Listing
 from pagedsim.policies.admission import Refusal
 from pagedsim.report.figures import FigureSpec
 from pagedsim.report.numbers import signed
-from pagedsim.report.table import COLUMNS, comparison_rows, sections
+from pagedsim.report.table import comparison_of, sections
 from pagedsim.run.job import Arm
 from pagedsim.run.parts import build, unmet
 from pagedsim.run.publish import arms_of
@@ -167,9 +160,9 @@ class Zoo(Decisions):
         pareto = FigureSpec("Pareto fronts", caption, partial(draw_pareto, ranking, planes))
         table = None
         if len(arms.arms) > 1:  # by client, by class, and over all requests
-            rows = [row for row in comparison_rows(ranking.arms) if row[0] != "all"]
-            rows += comparison_rows(arms)
-            table = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
+            columns, rows = comparison_of(ranking.arms)
+            rows = [row for row in rows if row[0] != "all"] + comparison_of(arms)[1]
+            table = [dict(zip(columns, row, strict=True)) for row in rows]
         return Analysis(
             finding=sentences(ranking, planes, self.predictors),
             listings=listings(ranking),
@@ -328,7 +321,9 @@ def listings(ranking: Ranking) -> list[Listing]:
     for part in sections(ranking.arms):
         if part.client is not None:
             rows = [[arm, *(c.text for c in row.values())] for arm, row in part.rows.items()]
-            listings.append(Listing(part.title, ["", *part.labels], rows, "Means over the seeds."))
+            listings.append(
+                Listing(part.title, ["", *map(label_of, part.keys)], rows, "Means over the seeds.")
+            )
     return listings
 
 

@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 from pagedsim.metrics.files import REQUESTS, STEPS, read_table
 from pagedsim.metrics.recorder import REQUEST_COLUMNS, TABLES, Recorder
 from pagedsim.metrics.result import added_up, of_whom
+from pagedsim.metrics.stability import mean_backlogs, overload_of
 from pagedsim.metrics.steps import REPLICA
 from pagedsim.metrics.tables import Requests
+from pagedsim.metrics.variation import Cell, Variation
 
 
 @dataclass(frozen=True)
@@ -27,8 +29,8 @@ class Run:
     arm: str
     seed: int
     folder: Path
-    config: dict[str, Any]
-    summary: dict[str, Any]
+    config: dict[str, Any] = field(repr=False)
+    summary: dict[str, Any] = field(repr=False)
 
     def requests(self, *columns: str) -> pa.Table:
         """One row per request; the given columns, or all."""
@@ -114,6 +116,42 @@ class Arms:
     """The setting that the arms vary, if they are points of a sweep."""
     failed: dict[str, str] = field(default_factory=dict)
     """Arms that failed, with a one-line error message."""
+    variation: Variation = field(default_factory=Variation)
+    """The settings that arms vary; with conditions, arms are compared within each cell of them."""
+
+    @property
+    def cells(self) -> list[Cell]:
+        """The cells of the conditions in which any arm ran; one without values if there are no
+        conditions."""
+        return list(dict.fromkeys(map(self.variation.cell_of, self.arms)))
+
+    def within(self, cell: Cell) -> Arms:
+        """The arms of one cell, under the names of their series."""
+        if not self.variation.conditions:
+            return self
+        series = self.variation.series
+        runs = [run for run in self.runs if self.variation.cell_of(run.arm) == cell]
+        return replace(
+            self,
+            runs=[replace(run, arm=series[run.arm]) for run in runs],
+            baseline=series.get(self.baseline or self.arms[0], self.baseline),
+            swept=None,
+            variation=Variation(),
+        )
+
+    @property
+    def focus(self) -> tuple[str, Arms]:
+        """One cell, in words, and its arms, for what has room for a few arms alone: the last in
+        which the baseline keeps up with its load. All arms where there are no conditions."""
+        cells = [(cell, self.within(cell)) for cell in self.cells]
+        calm = [(cell, arms) for cell, arms in cells if arms.keeps_up(arms.baseline)]
+        cell, arms = (calm or cells)[-1 if calm else 0]
+        return self.variation.at(cell), arms
+
+    def keeps_up(self, arm: str | None) -> bool:
+        """Whether an arm has runs in which the backlog did not surely grow."""
+        runs = [run.summary for run in self.runs if run.arm == arm]
+        return bool(runs) and overload_of(mean_backlogs(runs)) is None
 
     @property
     def arms(self) -> list[str]:
@@ -127,20 +165,49 @@ class Arms:
 
     @property
     def same_requests(self) -> bool:
-        """Whether all arms have the same workload; arms may override it."""
+        """Whether all arms have the same workload, which arms may override; under conditions, in
+        each cell."""
+        if self.variation.conditions:
+            return all(self.within(cell).same_requests for cell in self.cells)
         workloads = [run.config.get("workload") for run in self.runs]
         return all(workload == workloads[0] for workload in workloads)
 
     @property
     def notes(self) -> list[str]:
         """Notes on the arms' requests, without duplicates."""
+        if self.variation.conditions:
+            return self._notes_within()
         lines = {arm: added_up([run.summary for run in self.of(arm)]) for arm in self.arms}
         return [*self._survivors(), *of_whom(lines)]
+
+    def _notes_within(self) -> list[str]:
+        """Notes by series where they are of all its arms, without overloads, into which curves
+        mostly run: `pagedsim.metrics.finding.overloads` has them."""
+        whose: dict[str, list[str]] = {}
+        for arm in self.arms:
+            for line in added_up([{**run.summary, "backlogs": []} for run in self.of(arm)]):
+                whose.setdefault(line, []).append(arm)
+        lines = {line: ", ".join(self._series_in(arms)) for line, arms in whose.items()}
+        return [*self._survivors(), *(f"{names}: {line}" for line, names in lines.items())]
+
+    def _series_in(self, some: list[str]) -> list[str]:
+        """Names for some of the arms: a series for all of its arms."""
+        series, names = self.variation.series, []
+        for name in dict.fromkeys(series[arm] for arm in some):
+            every = [arm for arm in self.arms if series[arm] == name]
+            mine = [arm for arm in some if series[arm] == name]
+            names += [name] if len(mine) == len(every) else mine
+        return names
 
     def _survivors(self) -> list[str]:
         """A note if the arms finished different requests."""
         if not self.same_requests:
             return []
+        if self.variation.conditions:
+            cells = (
+                (self.variation.at(cell), self.within(cell)._survivors()) for cell in self.cells
+            )
+            return [f"{at}: {note}" for at, notes in cells for note in notes]
         finished: dict[int, list[NDArray[np.bool_]]] = {}
         for run in self.runs:
             finished.setdefault(run.seed, []).append(run.by_column().in_state("finished"))

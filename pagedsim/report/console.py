@@ -14,9 +14,8 @@ from rich.text import Text
 
 from pagedsim.metrics.arms import Arms
 from pagedsim.metrics.catalogue import label_of
-from pagedsim.metrics.compare import baseline_of
 from pagedsim.metrics.result import Listing, Result
-from pagedsim.report.table import Cell, Section, reasons, sections, tables
+from pagedsim.report.table import Cell, Section, keys_in, reasons, sections, tables, versus
 
 _MANY = 4
 _ROWS = (4, 12)
@@ -87,8 +86,11 @@ def _show_arms(arms: Arms, console: Console) -> None:
     console.print()
     parts = sections(arms)
     # With many arms only the section of all requests is printed; the page has the others.
-    parts = parts[-1:] if len(arms.arms) > _MANY else parts
-    if not parts[-1].keys:  # nothing was measured
+    if len(arms.arms) > _MANY:
+        parts = [part for part in parts if part.client is None]
+    if len(arms.cells) > _MANY:
+        parts = [part for part in parts if part.at == arms.focus[0]]
+    if not any(part.keys for part in parts):  # nothing was measured
         return
     for table in _tables(arms, parts, console.width):
         console.print(table)
@@ -163,15 +165,16 @@ def _fitting(widths: Sequence[int], room: int) -> Iterator[list[int]]:
 
 def _tables(study: Arms, parts: list[Section], width: int) -> Iterator[Table]:
     """One table, or several with a subset of the columns each if the terminal is narrow."""
-    titles = [part.title for part in parts] if len(parts) > 1 else []
+    titles = [part.title for part in parts] if len(parts) > 1 or parts[0].at else []
     indent = 2 if titles else 0
-    names = max(*(len(arm) + indent for arm in study.arms), *map(len, (*titles, study.swept_key)))
+    arms = [arm for part in parts for arm in part.rows]
+    names = max(*(len(arm) + indent for arm in arms), *map(len, (*titles, study.swept_key)))
     names = min(names, _NAME) + 2  # table edges
-    keys = parts[-1].keys  # the section of all requests has every column
+    keys = keys_in(parts)
     for some in _fitting([_width(parts, key) + _BORDER for key in keys], width - names):
         chosen = [keys[number] for number in some]
         described = [part for part in parts if not set(chosen).isdisjoint(part.keys)]
-        yield _table(study, described, chosen, titled=len(parts) > 1)
+        yield _table(study, described, chosen, titled=bool(titles))
 
 
 def _width(parts: list[Section], key: str) -> int:
@@ -221,8 +224,10 @@ def _note(study: Arms) -> str:
     seeds = max(len(study.of(arm)) for arm in study.arms)
     note = f"Means over {seeds} seeds" if seeds > 1 else "One seed, no confidence intervals"
     if len(study.arms) > 1:
-        note += f"; bold: best mean; below: against {baseline_of(study)}"
+        note += f"; bold: best mean; below: against {versus(study)}"
         note += ", seed by seed, in brackets where not sure (95 %)" if seeds > 1 else ""
+        if len(study.cells) > _MANY:
+            note += f"; {len(study.cells) - 1} more such tables are in the report"
         if not study.same_requests:
             note += ". The arms had different workloads, drawn from the same seeds"
     return note + "."

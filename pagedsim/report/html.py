@@ -9,14 +9,14 @@ from typing import Any
 
 import pagedsim
 from pagedsim.metrics.arms import Arms
-from pagedsim.metrics.catalogue import keys_of, metric_of
-from pagedsim.metrics.compare import baseline_of, compare
+from pagedsim.metrics.catalogue import keys_of, label_of, metric_of
+from pagedsim.metrics.compare import compare
 from pagedsim.metrics.definitions import METRICS
 from pagedsim.metrics.result import Listing, Result
 from pagedsim.report.embedded import numbers, scripts, styles
 from pagedsim.report.figures import COLOURS, Plot
 from pagedsim.report.style import DARK, GRID, INK, MUTED, PAPER
-from pagedsim.report.table import Cell, Section, reasons, sections, tables
+from pagedsim.report.table import Cell, Section, keys_in, reasons, sections, tables, versus
 
 _NAMED = {"--ink": INK, "--muted": MUTED, "--grid": GRID, "--paper": PAPER, "--accent": "#0072b2"}
 _ROOMY = 6
@@ -121,19 +121,19 @@ def _failed(failed: Mapping[str, str]) -> str:
 
 def _results(study: Arms) -> Iterable[str]:
     parts = sections(study)
-    whole = parts[-1]  # the section of all requests has every column
-    head = "".join(f"<th>{escape(label)}</th>" for label in whole.labels)
-    rows = "".join(_section(part, whole.keys, len(parts) > 1) for part in parts)
+    keys = keys_in(parts)
+    head = "".join(f"<th>{escape(label_of(key))}</th>" for key in keys)
+    rows = "".join(_section(part, keys, len(parts) > 1) for part in parts)
     seeds = max(len(study.of(arm)) for arm in study.arms)
     note = f"Means over {seeds} seeds." if seeds > 1 else "One seed: no confidence intervals."
-    if seeds > 1 and len(whole.keys) <= _ROOMY:
+    if seeds > 1 and len(keys) <= _ROOMY:
         note = (
             f"Means over {seeds} seeds, ± half of the 95 % confidence interval (− and + where the "
             "metric can be no less or no more), which holds how much seeds differ; the change "
             "below, geometric mean of the seeds’ ratios, is surer."
         )
     if len(study.arms) > 1:
-        note += f" Bold: best mean. Below: against {escape(baseline_of(study))}"
+        note += f" Bold: best mean. Below: against {escape(versus(study))}"
         note += "; grey where that is not sure, or neither way is better." if seeds > 1 else "."
     yield "<h2>Results</h2>"
     yield _grid("results", f"<th>{escape(study.swept_key)}</th>{head}", rows)

@@ -27,6 +27,7 @@ from pagedsim.metrics.compare import (
 )
 from pagedsim.metrics.tables import Requests
 from pagedsim.report.caches import draw_sources, draw_working_set, sources_of, working_set_data
+from pagedsim.report.curves import curves_of
 from pagedsim.report.figures import Axis, FigureData, FigureSpec, Panel, Series, arm_id
 from pagedsim.report.gantt import ROWS, busiest, draw_gantt
 from pagedsim.report.load import (
@@ -133,9 +134,14 @@ def own_plots() -> set[str]:
 
 
 def drawings_of(study: Arms) -> dict[str, FigureSpec]:
-    """All applicable plots of a comparison."""
-    described = {name: describe(study) for name, describe in PLOTS.items()}
-    return {name: spec for name, spec in described.items() if spec is not None}
+    """All applicable plots of a comparison; under conditions, curves along the first, and the rest
+    of the cell in focus."""
+    at, inside = study.focus
+    drawings = curves_of(study) if at else {}
+    for name, describe in PLOTS.items():
+        if (spec := describe(inside)) is not None:
+            drawings[name] = replace(spec, title=f"{spec.title}, {at}") if at else spec
+    return drawings
 
 
 def _of_lines(

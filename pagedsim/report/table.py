@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pagedsim.metrics.arms import Arms
-from pagedsim.metrics.catalogue import Scale, keys_of, label_of, metric_of, scale_of
+from pagedsim.metrics.catalogue import Scale, keys_of, metric_of, scale_of
 from pagedsim.metrics.compare import (
     Comparison,
     Estimate,
@@ -107,14 +107,29 @@ class Section:
     keys: list[str]
     rows: dict[str, dict[str, Cell]]
     """By arm and key."""
+    at: str = ""
+    """The values of the conditions, if arms are compared within them."""
 
     @property
     def title(self) -> str:
-        return "all requests" if self.client is None else self.client or "unnamed client"
+        whose = "all requests" if self.client is None else self.client or "unnamed client"
+        if self.at and self.client is None:
+            return self.at
+        return f"{self.at}: {whose}" if self.at else whose
 
-    @property
-    def labels(self) -> list[str]:
-        return [label_of(key) for key in self.keys]
+
+def keys_in(parts: Iterable[Section]) -> list[str]:
+    """The columns of any of these sections, in the order of the widest."""
+    widest = sorted(parts, key=lambda part: -len(part.keys))
+    return list(dict.fromkeys(key for part in widest for key in part.keys))
+
+
+def versus(study: Arms) -> str:
+    """What arms are held against, for a note under their table."""
+    cells = study.cells
+    name = baseline_of(study.within(cells[0]))
+    settings = (setting.rpartition(".")[2] for setting in study.variation.conditions)
+    return f"{name} at the same {' and '.join(settings)}" if study.variation.conditions else name
 
 
 def _difference(comparison: Comparison) -> str:
@@ -126,18 +141,25 @@ def _difference(comparison: Comparison) -> str:
 
 
 def sections(study: Arms) -> list[Section]:
-    """A section for each client, if the study distinguishes several, and one for all requests."""
-    versus = {(change.arm, change.client, change.key): change for change in compare(study)}
-    sections = []
+    """A section for each client, if the study distinguishes several, and one for all requests; so
+    for each cell of the conditions."""
+    if study.variation.conditions:
+        return [
+            replace(section, at=study.variation.at(cell))
+            for cell in study.cells
+            for section in sections(study.within(cell))
+        ]
+    against = {(change.arm, change.client, change.key): change for change in compare(study)}
+    parts = []
     for client in groups_of(study):
         columns = {
-            key: _column(study, key, client, versus)
+            key: _column(study, key, client, against)
             for key in keys_of(study.metrics)
             if any(values_of(study, arm, key, client) for arm in study.arms)
         }
         rows = {arm: {key: of[arm] for key, of in columns.items()} for arm in study.arms}
-        sections.append(Section(client, list(columns), rows))
-    return sections
+        parts.append(Section(client, list(columns), rows))
+    return parts
 
 
 def _column(
@@ -177,7 +199,7 @@ def _margin(value: Estimate, scale: Scale) -> str:
     return f"− {scale.number(below)} + {scale.number(above)}"
 
 
-COLUMNS = (
+_OF_A_CHANGE = (
     *("client", "metric", "arm", "baseline", "seeds", "ours", "theirs"),
     *("difference", "difference_low", "difference_high", "ratio", "ratio_low", "ratio_high"),
     "sure",
@@ -188,23 +210,22 @@ Columns = tuple[Sequence[str], list[list[Any]]]
 """The names of columns, and the rows; None for missing and NaN values."""
 
 
-def comparison_rows(study: Arms) -> list[list[Any]]:
-    """One row per arm, metric and client, against the baseline."""
-    return [
+def comparison_of(study: Arms) -> Columns:
+    """A row per arm, metric and client, against the baseline, with a column for each setting that
+    arms vary; of a single arm, its metrics."""
+    if len(study.arms) == 1:
+        return columns_of(_alone(study))
+    settings = study.variation.settings
+    rows = [
         [
             *(change.client or "all", change.key, change.arm, change.baseline, change.seeds),
             *map(_known, (change.ours, change.theirs, *change.difference, *change.ratio)),
             change.sure,
+            *(study.variation.values[change.arm].get(setting) for setting in settings),
         ]
         for change in compare(study)
     ]
-
-
-def comparison_of(study: Arms) -> Columns:
-    """A row per arm, metric and client, against the baseline; of a single arm, its metrics."""
-    if len(study.arms) == 1:
-        return columns_of(_alone(study))
-    return COLUMNS, comparison_rows(study)
+    return [*_OF_A_CHANGE, *settings], rows
 
 
 def _alone(study: Arms) -> list[dict[str, object]]:

@@ -55,6 +55,8 @@ class Arm:
     None: the first of its seeds."""
     repeats: Sequence[int] = (0,)
     """The same requests, served once for each number: what chance on a real machine does."""
+    series: str | None = None
+    """What is compared where arms run under several conditions; None: its settings tell."""
 
 
 @dataclass(frozen=True)

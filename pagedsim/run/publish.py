@@ -10,10 +10,12 @@ from typing import Any
 from pagedsim.core import PagedsimError
 from pagedsim.metrics.arms import DEFAULT_METRICS, FAIRNESS_METRICS, FLEET_METRICS, Arms, Run
 from pagedsim.metrics.catalogue import keys_of
-from pagedsim.metrics.compare import absent, value_of
+from pagedsim.metrics.compare import value_of
 from pagedsim.metrics.files import COMPARISON, REPORT, RESULT, TIMELINE, write_json
+from pagedsim.metrics.finding import absent
 from pagedsim.metrics.recorder import SOURCES
 from pagedsim.metrics.result import Conclusions, Result
+from pagedsim.metrics.variation import Variation
 from pagedsim.report import show, write
 from pagedsim.report.figures import FigureSpec
 from pagedsim.report.replicas import replica_listings
@@ -23,6 +25,7 @@ from pagedsim.run.provenance import made_by
 from pagedsim.run.runs import Runs, changed_note, goes_on
 from pagedsim.run.study import Analysis, Study
 from pagedsim.server import ServerSpec
+from pagedsim.spec.factors import factors_of
 from pagedsim.spec.run import memory_target
 from pagedsim.spec.words import key_of
 from pagedsim.tracking import Tracked, track
@@ -130,6 +133,10 @@ def arms_of(study: Study, runs: Runs) -> Arms:
         baseline=study.baseline,
         swept=study.swept,
     )
+    asked = {arm: runs.asked[arm] for arm in arms.arms if arm in runs.asked}
+    factors = factors_of(runs.spec, {name: arm.overrides for name, arm in asked.items()})
+    series = {name: arm.series for name, arm in asked.items() if arm.series is not None}
+    arms.variation = Variation.of(factors, study.conditions, series)
     clients = (name for run in arms.runs for name in run.summary.get("clients", {}))
     arms.clients = tuple(dict.fromkeys(clients))
     arms.metrics = tuple(dict.fromkeys([*study.metrics, *_more_metrics(study, runs, arms)]))

@@ -34,6 +34,8 @@ class Runs:
     """What became of everything that a study has asked for so far."""
 
     spec: StudySpec
+    asked: dict[str, Arm] = field(default_factory=dict, repr=False)
+    """By name."""
     jobs: list[Job] = field(default_factory=list)
     finished: dict[Key, Run] = field(default_factory=dict)
     failed: dict[Key, Failure] = field(default_factory=dict)
@@ -90,6 +92,7 @@ class Runs:
         """
         jobs: list[Job] = []
         for arm in arms:
+            self.asked[arm.name] = arm
             if not any(self._unknown(arm)):  # it is not configured again
                 continue
             try:

@@ -13,8 +13,9 @@ import pyarrow as pa
 from pagedsim.experiments.studies.zoo_pareto import Criterion, Ranking
 from pagedsim.metrics.arms import Arms, Run
 from pagedsim.metrics.catalogue import keys_of
-from pagedsim.metrics.compare import estimate, finding, values_of
+from pagedsim.metrics.compare import estimate, values_of
 from pagedsim.metrics.files import write_run
+from pagedsim.metrics.finding import finding
 from pagedsim.metrics.recorder import SOURCES, Recorder
 from pagedsim.metrics.replica_columns import ReplicaFacts
 from pagedsim.metrics.result import Result

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from pagedsim.metrics.compare import Comparison, Estimate, compare, finding, in_words
+from pagedsim.metrics.compare import Comparison, Estimate, compare
+from pagedsim.metrics.finding import finding, in_words
 from pagedsim.metrics.result import Notice, added_up, as_records, notice_of
 from tests.metrics.tables import Values, arms_with, study_of, ttft
 

@@ -1,0 +1,69 @@
+"""The settings that the arms of a study vary, and those within whose values arms are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+Value = str | float | bool | None
+"""Of a setting; a list or a mapping as it is typed."""
+Cell = tuple[Value, ...]
+"""The values of the conditions."""
+_REQUESTS = "workload."
+"""Settings that change what is asked for: arms are compared under the same requests."""
+
+
+@dataclass(frozen=True)
+class Variation:
+    """What differs between arms by design."""
+
+    values: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)
+    """By arm and setting."""
+    conditions: tuple[str, ...] = ()
+    """Settings within whose values arms are compared, such as the load; the first is the x axis of
+    curves."""
+    series: Mapping[str, str] = field(default_factory=dict)
+    """What is compared within a cell of the conditions, by arm."""
+
+    @classmethod
+    def of(
+        cls,
+        values: Mapping[str, Mapping[str, Value]],
+        conditions: Sequence[str] = (),
+        series: Mapping[str, str] | None = None,
+    ) -> Variation:
+        """Without `conditions` they are the settings of the workload, if arms also differ in others
+        and every cell has the same series; a series is named after its other settings."""
+        settings = list(dict.fromkeys(key for of in values.values() for key in of))
+        chosen = conditions or [key for key in settings if key.startswith(_REQUESTS)]
+        others = [key for key in settings if key not in chosen]
+        names = {arm: ", ".join(str(of[key]) for key in others) for arm, of in values.items()}
+        variation = cls(values, tuple(chosen), {**names, **(series or {})})
+        return variation if conditions or variation._whole else cls(values)
+
+    @property
+    def _whole(self) -> bool:
+        """Whether several series are each in every one of several cells."""
+        cells: dict[Cell, list[str]] = {}
+        for arm, name in self.series.items():
+            cells.setdefault(self.cell_of(arm), []).append(name)
+        series = set(self.series.values())
+        return min(len(cells), len(series)) > 1 and all(
+            len(cell) == len(series) and set(cell) == series for cell in cells.values()
+        )
+
+    @property
+    def settings(self) -> list[str]:
+        """Those that differ between arms."""
+        return list(dict.fromkeys(key for of in self.values.values() for key in of))
+
+    def cell_of(self, arm: str) -> Cell:
+        """The values of the conditions under which an arm ran."""
+        return tuple(self.values[arm][key] for key in self.conditions)
+
+    def at(self, cell: Cell, first: int = 0) -> str:
+        """A cell in words from the `first` of the conditions on, such as "rate 4, block_size 16";
+        empty without conditions."""
+        names = (key.rpartition(".")[2] for key in self.conditions)
+        pairs = [f"{name} {value}" for name, value in zip(names, cell, strict=True)]
+        return ", ".join(pairs[first:])

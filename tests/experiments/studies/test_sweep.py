@@ -1,0 +1,92 @@
+"""Arms along a load: the load up to which an objective is met, and the curves' runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pagedsim as ps
+from pagedsim.core import ConfigError
+from pagedsim.experiments.studies.bisection import Bound
+from pagedsim.experiments.studies.compare import Compare
+from pagedsim.experiments.studies.sweep import Curves, sustained_loads, sweep
+from pagedsim.metrics.variation import Variation
+from tests.metrics.tables import arms_with
+
+BOUND = [Bound("ttft_p99", 1.0)]
+
+
+@pytest.mark.parametrize(
+    ("latencies", "load", "text"),
+    [
+        ((0.1, 0.1, 10.0), 3.0, "3"),  # on a line in the logarithm between 2 and 4
+        ((0.1, 0.2, 0.3), math.inf, "above 4"),
+        ((2.0, 3.0, 4.0), 0.0, "below 1"),
+        ((0.1, 10.0, 0.1), 1.5, "1.5"),  # what is met beyond the first miss does not count
+    ],
+)
+def test_the_load_within_an_objective(latencies: Sequence[float], load: float, text: str) -> None:
+    values = {
+        f"fcfs, {rate}": {"ttft_p99": [latency]}
+        for rate, latency in zip((1, 2, 4), latencies, strict=True)
+    }
+    settings = {f"fcfs, {rate}": {"workload.rate": rate} for rate in (1, 2, 4)}
+    series = dict.fromkeys(settings, "fcfs")
+    study = arms_with(values, variation=Variation.of(settings, ["workload.rate"], series))
+    (edge,) = sustained_loads(study, BOUND)
+    assert edge.load.mean == pytest.approx(load)
+    assert edge.text == text
+    assert edge.binds == ([] if math.isinf(load) else ["TTFT P99"])
+
+
+def test_without_arms_a_sweep_is_of_one_configuration() -> None:
+    assert type(sweep("", "", "workload.rate", [1, 2])) is Compare
+    assert type(sweep("", "", "workload.rate", [1, 2], facets={"seed_": [1]})) is Curves
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"values": [1, 1]}, "values"),
+        ({"facets": {"workload.rate": [1]}}, "is what the study is over"),
+        ({"facets": {"seeds": [1]}}, "is the study's own"),
+        ({"facets": {"memory.block_size": 8}}, "must be a list"),
+        ({"bounds": {"ttft": 1}}, "must be a latency with its statistic"),
+        ({"arms": None, "bounds": {"ttft_p99": 1}}, "are those of arms"),
+        ({"baseline": "b"}, "must be one of the arms"),
+    ],
+)
+def test_what_is_no_sweep_is_refused(more: dict[str, Any], message: str) -> None:
+    settings: dict[str, Any] = {"values": [1, 2], "arms": {"a": []}}
+    with pytest.raises(ConfigError, match=message):
+        sweep("", "", "workload.rate", **{**settings, **more})
+
+
+def test_arms_at_loads_and_facets(tmp_path: Path) -> None:
+    result = ps.sweep(
+        "workload.rate",
+        [20, 40],
+        {"workload.requests": 30, "model": "tiny", "memory.blocks": 64},
+        policy={"fcfs": "fcfs", "vtc": "vtc"},
+        facets={"memory.block_size": [8, 16]},
+        bounds={"ttft_p99": 60},
+        seeds=2,
+        folder=tmp_path / "study",
+    )
+    assert len(result.runs) == 2 * 2 * 2 * 2
+    table = result.table()
+    assert {*table["arm"].to_pylist()} == {
+        f"vtc, rate={rate}, block_size={size}" for rate in (20, 40) for size in (8, 16)
+    }
+    assert {*table["memory.block_size"].to_pylist()} == {8, 16}
+    requests = result.requests
+    assert {*requests["policy"].to_pylist()} == {"fcfs", "vtc"}
+    assert {*requests["workload.rate"].to_pylist()} == {20, 40}
+    assert result.plots[:2] == ["curves", "throughput"]
+    result.plot("curves")
+    result.plot("throughput")
+    assert "at the same rate and block_size" in repr(result)

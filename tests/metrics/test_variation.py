@@ -1,0 +1,101 @@
+"""Arms that are compared within conditions: cells, baselines, courses along a load, columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from pagedsim.metrics.arms import Arms
+from pagedsim.metrics.compare import compare
+from pagedsim.metrics.finding import courses
+from pagedsim.metrics.variation import Value, Variation
+from pagedsim.report.table import comparison_of, sections, versus
+from tests.metrics.tables import ttft
+
+LOADS = (1, 2, 4)
+# Seeds that differ by the same factor, so that each ratio has an interval without any width.
+SLOWER = {"fcfs": (1.0, 1.0, 1.0), "sjf": (0.5, 1.0, 2.0), "vtc": (1.0, 1.0, 1.0)}
+
+
+def curves(slower: Mapping[str, tuple[float, ...]] = SLOWER, **more: Any) -> Arms:
+    """The mean TTFT of each series at each load under three seeds."""
+    values = {
+        f"{name}, {load}": [load * factor * seed for seed in (1.0, 1.1, 1.3)]
+        for name, factors in slower.items()
+        for load, factor in zip(LOADS, factors, strict=True)
+    }
+    settings: dict[str, dict[str, Value]] = {
+        f"{name}, {load}": {"policy": name, "workload.rate": load}
+        for name in slower
+        for load in LOADS
+    }
+    return ttft(values, variation=Variation.of(settings), **more)
+
+
+def test_a_setting_of_the_workload_is_a_condition_beside_others() -> None:
+    study = curves()
+    assert study.variation.conditions == ("workload.rate",)
+    assert study.cells == [(1,), (2,), (4,)]
+    assert study.within((2,)).arms == ["fcfs", "sjf", "vtc"]
+    assert versus(study) == "fcfs at the same rate"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"1": {"workload.rate": 1}, "2": {"workload.rate": 2}},  # a sweep: all against the first
+        {"a": {"policy": "a", "workload.rate": 1}, "b": {"policy": "b", "workload.rate": 2}},
+        {"a": {"policy": "a"}, "b": {"policy": "b"}},
+        {},
+    ],
+)
+def test_without_a_whole_grid_there_are_no_conditions(settings: dict[str, Any]) -> None:
+    assert Variation.of(settings).conditions == ()
+
+
+def test_each_arm_is_held_against_the_baseline_of_its_own_load() -> None:
+    pairs = {change.arm: change.baseline for change in compare(curves(baseline="vtc, 1"))}
+    expected = {f"{name}, {load}": f"vtc, {load}" for name in ("fcfs", "sjf") for load in LOADS}
+    assert pairs == expected
+
+
+def test_where_the_baseline_is_missing_nothing_is_compared() -> None:
+    study = curves()
+    study.runs = [run for run in study.runs if run.arm != "fcfs, 2"]
+    assert {change.arm for change in compare(study)} == {
+        f"{name}, {load}" for name in ("sjf", "vtc") for load in (1, 4)
+    }
+
+
+def test_a_section_a_load_and_a_column_a_setting() -> None:
+    study = curves()
+    assert [part.title for part in sections(study)] == ["rate 1", "rate 2", "rate 4"]
+    columns, rows = comparison_of(study)
+    assert columns[-2:] == ["policy", "workload.rate"]
+    assert [row[-2:] for row in rows] == [[n, x] for x in LOADS for n in ("sjf", "vtc")]
+
+
+def test_a_course_says_where_arms_cross_and_nothing_of_those_that_do_not_differ() -> None:
+    (sentence,) = courses(curves())
+    assert sentence.startswith("sjf: TTFT mean better at rate 1 and worse at rate 4; at 1 it cuts")
+
+
+@pytest.mark.parametrize(
+    ("factors", "where"),
+    [
+        ((0.5, 0.5, 0.5), "better at every rate"),
+        ((1.0, 0.5, 0.5), "better from rate 2 on"),
+        ((0.5, 0.5, 1.0), "better up to rate 2"),
+        ((0.5, 1.0, 0.5), "better at rate 1 and 4"),
+    ],
+)
+def test_stretches_of_a_course(factors: tuple[float, ...], where: str) -> None:
+    (sentence,) = courses(curves({"fcfs": (1.0, 1.0, 1.0), "sjf": factors}))
+    assert f"TTFT mean {where};" in sentence
+
+
+def test_arms_that_are_alike_are_said_to_be() -> None:
+    alike = curves({"fcfs": (1.0, 1.0, 1.0), "sjf": (1.0, 1.0, 1.0)})
+    assert list(courses(alike)) == ["No difference between the arms is sure, at any value."]
