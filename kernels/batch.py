@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -51,6 +51,8 @@ class AttentionBatch:
     own, and row numbers are all that a step brings along."""
     longest: int = 0
     """Of a batch for a graph, with no `chunks`: the most tokens of a chunk."""
+    decode_contexts: Sequence[int] | None = None
+    """Context lengths of the decodes on the host, if it knows them."""
     _memo: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
@@ -112,6 +114,15 @@ class AttentionBatch:
         return tables, self.query_start[part], self.context_lens[part], rows
 
     @cached_property
+    def known_decode_contexts(self) -> Sequence[int]:
+        """Context lengths of the decodes on the host; where they are not known they are read back,
+        for which the host waits."""
+        if self.decode_contexts is None:
+            known: list[int] = self.decodes[1].tolist()
+            return known
+        return self.decode_contexts
+
+    @cached_property
     def num_tokens(self) -> int:
         """Tokens of the sequences; the flat batch may be longer, with padding."""
         return self.num_decodes + sum(length for length, _ in self.chunks)
@@ -152,6 +163,23 @@ def _slots(table: Sequence[int], begin: int, end: int, block_size: int) -> list[
         first, last = max(begin - i * block_size, 0), min(end - i * block_size, block_size)
         slots += range(table[i] * block_size + first, table[i] * block_size + last)
     return slots
+
+
+class Attention(Protocol):
+    """Kernels that attend: `ops.attend_cached`, ours, or another package's (`others.py`)."""
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        batch: AttentionBatch,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> torch.Tensor:
+        """As `ops.attend_cached`."""
 
 
 class RowNorm(NamedTuple):

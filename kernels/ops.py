@@ -22,7 +22,7 @@ import torch
 from torch.nn import functional
 
 from pagedsim.kernels import reference
-from pagedsim.kernels.batch import AttentionBatch, RowNorm, SamplingTensors
+from pagedsim.kernels.batch import Attention, AttentionBatch, RowNorm, SamplingTensors
 from pagedsim.kernels.float8 import FORMATS, raw
 from pagedsim.kernels.tiles import FEW
 
@@ -38,8 +38,10 @@ def attend(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    attention: Attention | None = None,
 ) -> torch.Tensor:
-    """One layer of one step: write its keys and values, then attend to all of the context.
+    """One layer of one step: write its keys and values, then attend to all of the context, by
+    `attention`, if not by `attend_cached`.
 
     q is [tokens, heads, dim], k and v [tokens, kv_heads, dim], rows as `AttentionBatch` orders
     them; returns [tokens, heads, dim], zeros for padding. Causal: a query sees the keys up to its
@@ -51,7 +53,8 @@ def attend(
     """
     _check(q, k_cache, v_cache)
     write_kv(k, v, k_cache, v_cache, batch)
-    return attend_cached(q, k_cache, v_cache, batch, scale=scale, window=window, softcap=softcap)
+    attention = attention or attend_cached
+    return attention(q, k_cache, v_cache, batch, scale=scale, window=window, softcap=softcap)
 
 
 def attend_cached(

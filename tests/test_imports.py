@@ -65,7 +65,7 @@ RULES: dict[str, tuple[str, Outside]] = {
     "pagedsim.trtllm": ("core", only()),
     "pagedsim.build": ("core policies sglang trtllm", only()),
     "pagedsim.server": ("core build policies", only()),
-    "pagedsim.kernels": ("", only("torch", "triton")),
+    "pagedsim.kernels": ("", only("torch", "triton", "flashinfer")),
     "pagedsim.sim": ("core build server sglang", all_but(*TORCH)),
     "pagedsim.cluster": ("core build server sim policies", all_but(*TORCH)),
     "pagedsim.requirements": ("core", only()),

@@ -25,6 +25,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from pagedsim.core import ConfigError
+from pagedsim.engine.attention import ATTENTIONS, TRITON, require
 from pagedsim.experiments.benchmarks.harness import (
     LENGTH,
     NAME,
@@ -213,6 +215,11 @@ OPTIONS: Mapping[str, Any] = {
     "--resume": {"action": "store_true", "help": "keep lines that were measured the same way"},
 }
 """The options of the benchmarks of a device; a time is the median of `--rounds`."""
+BY_ATTENTION: Mapping[str, Any] = {
+    "--attention": {"choices": ATTENTIONS, "default": TRITON, "help": "whose kernels attend"},
+    "--block-size": {"type": int, "help": "in place of a case's own; fa may need 256"},
+}
+"""Those of benchmarks in which attention is not only ours."""
 
 
 def folder_named(gpu_name: str) -> Path:
@@ -240,6 +247,12 @@ class Run:
         self.content: dict[str, Any] = facts(self.device, command, words)
         self.content["rounds"] = asked.rounds
         self.name = command.split()[-1]
+        if (attention := getattr(asked, "attention", TRITON)) != TRITON:
+            self.name += f"-{attention}"
+            try:
+                require(attention, self.device)
+            except ConfigError as error:
+                sys.exit(f"--{error}")
         self.place: Path | None = asked.out
         if self.place is None and not self.tiny:
             self.place = folder_named(self.content["device"])

@@ -32,6 +32,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from pagedsim.core import ConfigError
+from pagedsim.engine.attention import PACKAGES, require
 from pagedsim.experiments.benchmarks.device import OPTIONS, facts, folder_named, tiles
 from pagedsim.experiments.benchmarks.device import gpu as require_gpu
 from pagedsim.experiments.benchmarks.harness import NAME, ROOT, digest, keep, main_of, parse, table
@@ -67,7 +69,7 @@ def gpu(words: Sequence[str]) -> None:
     place = (asked.out or folder_named(about["device"])).resolve()
     merge(place)
     ledger = Ledger(place, about)
-    wanted = chosen(parts(asked.device), asked.parts or names)
+    wanted = chosen(parts(asked.device), asked.parts or names, torch.device(asked.device))
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         run(wanted, ledger, asked.minutes * 60)
@@ -85,11 +87,19 @@ def gpu(words: Sequence[str]) -> None:
     sys.exit(GOES_ON if states - {DONE, FAILED} else int(FAILED in states))
 
 
-def chosen(every: Sequence[Part], names: Sequence[str]) -> list[Part]:
-    """The parts of these names, in their order; without studies where their packages are not
-    installed."""
+def chosen(every: Sequence[Part], names: Sequence[str], device: torch.device) -> list[Part]:
+    """The parts of these names, in their order; without studies, and attention by other packages,
+    where those are not installed."""
     known = {part.name: part for part in every}
     wanted = [known[name] for name in names if name in known]
+    for name in PACKAGES:
+        part = known.get(f"headlines, {name}")
+        try:
+            require(name, device)
+        except ConfigError as error:
+            if part is not None and part in wanted:
+                wanted.remove(part)
+                print(f"{part.name}: left out, {error}", flush=True)
     if all(importlib.util.find_spec(name) for name in ("simpy", "hydra")):
         return wanted
     print("studies are left out: they need simpy and hydra-core", flush=True)
@@ -170,7 +180,10 @@ KERNELS, ENGINE = "tests/kernels/test_", "tests/engine/test_"
 """Tests of kernels run in parallel, since most of their time they compile. Of the others some read
 the GPU's free memory."""
 TESTS = (
-    *(f"{KERNELS}{name}.py" for name in ("gpu", "attention", "cache", "draw", "fused", "products")),
+    *(
+        f"{KERNELS}{name}.py"
+        for name in ("gpu", "attention", "cache", "draw", "fused", "products", "others")
+    ),
     *(f"{KERNELS}latents.py", f"{KERNELS}mixtures.py", f"{ENGINE}gpu.py"),
 )
 
@@ -216,6 +229,7 @@ def parts(device: str) -> list[Part]:
         server = f"model={BASE} backend.model=null backend.device=cuda server.max_seqs=64"
         server += " backend.cache_tokens=16384"
         validate = "scale=full backend.shrink=2 study.repeats=3 study.seconds=5"
+    raced = f"kernels {sizes} --headlines --attention"
     every = [
         _benchmark("headlines", f"kernels {sizes} --headlines", 45),
         _study("calibrate", server),
@@ -231,6 +245,8 @@ def parts(device: str) -> list[Part]:
         _benchmark("swap", f"kernels swap {sizes}", 45, tiled=False),
         *map(_tests, TESTS),
         _benchmark("kernels", f"kernels {sizes}", 45),
+        _benchmark("headlines, flashinfer", f"{raced} flashinfer", 45, tiled=False),
+        _benchmark("headlines, fa", f"{raced} fa --block-size 256", 45, tiled=False),
         _benchmark("engine", f"engine --device {device} {few} --rounds 1", 120),
     ]
     if device == "cpu":

@@ -1,12 +1,15 @@
 """Paged attention and swapping on a GPU, against the limits of the GPU.
 
-    python -m pagedsim.experiments.benchmarks.kernels [--headlines]
+    python -m pagedsim.experiments.benchmarks.kernels [--headlines] [--attention flashinfer]
     python -m pagedsim.experiments.benchmarks.kernels swap
 
 Outputs are first compared with plain torch in fp64; a wrong one is not timed. The limit of a case
 of attention is the time of its bytes at the speed of a device copy, or of its FLOP at that of a
 matrix product, whichever is longer; both are timed in the same rounds. `--headlines` measures only
 the cases with a bar. Results go to kernels.json and swap.json in experiments/results/<GPU>.
+
+`--attention flashinfer` or `fa` measures another package's kernels, for the cases that they have:
+with what is planned once a step in hand, as ours. Results go to kernels-flashinfer.json and so on.
 
 `swap` moves blocks out and in by block size and layout, between random places of both pools, so
 that no two share a copy, the worst case. It is timed by the host's clock, until all copies are
@@ -15,6 +18,7 @@ done, in the same rounds as one large copy of pinned memory each way, its limit.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import product, starmap
@@ -22,10 +26,19 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pagedsim.core import StepPlan
+from pagedsim.core import ConfigError, StepPlan
 from pagedsim.core.memory import Pairs
 from pagedsim.engine.cache import LAYOUTS, Cache, CacheShape, Mover
-from pagedsim.experiments.benchmarks.device import TIMED, Copy, Line, Run, medians, noise, wait
+from pagedsim.experiments.benchmarks.device import (
+    BY_ATTENTION,
+    TIMED,
+    Copy,
+    Line,
+    Run,
+    medians,
+    noise,
+    wait,
+)
 from pagedsim.experiments.benchmarks.harness import main_of
 from pagedsim.experiments.benchmarks.shapes import (
     BASE,
@@ -46,11 +59,14 @@ SIDE, SHORT_SIDE = 8192, 256
 def kernels(words: Sequence[str]) -> None:
     """Measure the grid; print a table, and keep the results."""
     headlines = {"action": "store_true", "help": "only the cases with a bar"}
-    run = Run("kernels", __doc__, words, {"--headlines": headlines})
+    run = Run("kernels", __doc__, words, {"--headlines": headlines, **BY_ATTENTION})
     cases = [*grid(run.tiny)]
     if run.asked.headlines:
         cases = cases[: 2 if run.tiny else len(HEADLINES)]
-    run.sweep(cases, Limits(run).line)
+    if size := run.asked.block_size:
+        cases = [*dict.fromkeys(case._replace(block_size=size) for case in cases)]
+    limits = Limits(run)
+    run.sweep(filter(limits.has, cases), limits.line)
     cells: dict[str, Callable[[Line], str]] = {
         "case": lambda line: line["case"],
         "µs": lambda line: f"{line[TIMED] * 1e6:,.1f}",
@@ -64,10 +80,11 @@ def kernels(words: Sequence[str]) -> None:
 
 
 class Limits:
-    """Measures attention beside the limits of the device."""
+    """Measures an attention beside the limits of the device."""
 
     def __init__(self, run: Run) -> None:
         self._device, self._rounds = run.device, run.asked.rounds
+        self._attention: str = run.asked.attention
         self._dtype = torch.bfloat16 if self._device.type == "cuda" else torch.float32
         side = SHORT_SIDE if run.tiny else SIDE
         kind: Any = {"dtype": self._dtype, "device": self._device}
@@ -76,15 +93,24 @@ class Limits:
         self._product = partial(torch.matmul, left, right, out=torch.empty(side, side, **kind))
         self._flop = 2 * side**3
 
+    def has(self, case: Case) -> bool:
+        """Whether the attention has the case; says why not."""
+        try:
+            case.attention(self._attention, self._dtype, self._device)
+        except ConfigError as error:
+            print(f"{case}: left out, {error}", file=sys.stderr)
+            return False
+        return True
+
     def line(self, case: Case) -> Line:
         """The line of a case, without a time if its result is wrong."""
-        problem = Problem(case, self._dtype, self._device)
+        problem = Problem(case, self._dtype, self._device, self._attention)
         moved, flop = case.moved(self._dtype), case.flop
         line: Line = {"kind": case.kind, "bytes": moved, "flop": flop}
-        line |= {"error": problem.error(problem.ours()), "error_allowed": problem.allowed}
+        line |= {"error": problem.error(problem.attend()), "error_allowed": problem.allowed}
         if not line["error"] <= problem.allowed:
             return line
-        calls: dict[str, Callable[[], object]] = {TIMED: problem.ours, "copy": self._copy}
+        calls: dict[str, Callable[[], object]] = {TIMED: problem.attend, "copy": self._copy}
         seconds = medians({**calls, "product": self._product}, self._device, self._rounds)
         ours, bytes_s = seconds[TIMED], self._copy.moved / seconds["copy"]
         flop_s = self._flop / seconds["product"]

@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 import torch
 import yaml
 
+from pagedsim.engine.attention import TRITON, attention_of
 from pagedsim.engine.models.shaped import shaped_config
 from pagedsim.experiments.benchmarks.device import norm_error
 from pagedsim.experiments.benchmarks.harness import ROOT
-from pagedsim.kernels import ops, reference
-from pagedsim.kernels.batch import AttentionBatch
+from pagedsim.kernels import reference
+from pagedsim.kernels.batch import Attention, AttentionBatch
 from pagedsim.kernels.float8 import AUTO, FORMATS, raw, rounded
 from pagedsim.sim.model import ModelShape
 
@@ -95,6 +96,11 @@ class Case(NamedTuple):
         """The dtype of the cache for queries of this dtype."""
         return FORMATS.get(self.cache, dtype)
 
+    def attention(self, name: str, dtype: torch.dtype, device: torch.device) -> Attention:
+        """The attention of that name; raises ConfigError if it does not have the case."""
+        sizes: dict[str, Any] = {"head_dim": self.shape.head_dim, "block_size": self.block_size}
+        return attention_of(name, device, dtype=dtype, held=self.held(dtype), **sizes)
+
     def moved(self, dtype: torch.dtype) -> int:
         """Bytes of K, V, queries and output, each moved once."""
         keys = sum(self.contexts) * self.shape.kv_heads * self.held(dtype).itemsize
@@ -151,8 +157,12 @@ def grid(tiny: bool) -> Iterator[Case]:
 class Problem:
     """A case with its tensors: blocks at random places in a cache of several layers."""
 
-    def __init__(self, case: Case, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, case: Case, dtype: torch.dtype, device: torch.device, attention: str = TRITON
+    ) -> None:
+        """Raises ConfigError if the attention of that name does not have the case."""
         self.case, shape = case, case.shape
+        self._attention = case.attention(attention, dtype, device)
         counts = [-(-context // case.block_size) for context in case.contexts]
         kind: Any = {"dtype": dtype, "device": device}
         generator = torch.Generator(device).manual_seed(0)
@@ -182,8 +192,9 @@ class Problem:
             () if decodes else tuple((case.queries, context) for context in case.contexts),
         )
 
-    def ours(self) -> torch.Tensor:
-        return ops.attend_cached(self.q, self.k_cache, self.v_cache, self.batch, scale=self.scale)
+    def attend(self) -> torch.Tensor:
+        """The attention; what it plans for a step it plans once."""
+        return self._attention(self.q, self.k_cache, self.v_cache, self.batch, scale=self.scale)
 
     def error(self, out: torch.Tensor) -> float:
         """|out - reference| / |reference| of the first and last sequence, the worst stretch.

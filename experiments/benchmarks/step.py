@@ -17,6 +17,9 @@ What is wrong is not timed. Results go to step.json in experiments/results/<GPU>
 under torch's profiler. A kernel belongs to a layer as often as each layer launches it; *busy* is
 the share of the time, measured without the profiler, in which kernels run. Results go to
 profile.json.
+
+`--attention flashinfer` or `fa` has another package's kernels attend; steps with FlashInfer's are
+launched kernel by kernel. Results go to step-flashinfer.json and so on.
 """
 
 from __future__ import annotations
@@ -38,11 +41,13 @@ from torch.profiler import ProfilerActivity
 from torch.profiler import profile as profiler
 
 from pagedsim.core import Request, SamplingParams, StepPlan
+from pagedsim.engine.attention import EAGER
 from pagedsim.engine.engine import LLMEngine
 from pagedsim.engine.graphs import recorder_of
 from pagedsim.engine.models import LoadedModel, load_model
 from pagedsim.engine.models.probe import attention
 from pagedsim.experiments.benchmarks.device import (
+    BY_ATTENTION,
     TIMED,
     Copy,
     Line,
@@ -93,9 +98,11 @@ def arms(graphs: bool) -> list[Arm]:
 
 def step(words: Sequence[str]) -> None:
     """Measure all arms; print a table, and keep the results."""
-    run = Run("step", __doc__, words)
+    run = Run("step", __doc__, words, BY_ATTENTION)
     bench = Bench(run)
-    run.sweep(arms(bench.graphs), bench.measured)
+    # FlashAttention reads no cache of 8 bits.
+    each = [arm for arm in arms(bench.graphs) if arm.cache == AUTO or bench.attention != "fa"]
+    run.sweep(each, bench.measured)
     cells: dict[str, Callable[[Line], str]] = {
         "": lambda line: line["case"],
         "limit ms": lambda line: f"{line['limit_seconds'] * 1e3:.3g}",
@@ -114,7 +121,9 @@ class Bench:
     def __init__(self, run: Run) -> None:
         torch.set_num_threads(1)
         self.device, self.rounds = run.device, run.asked.rounds
-        self.graphs = recorder_of(self.device) is not None
+        self.attention: str = run.asked.attention
+        self.graphs = recorder_of(self.device) is not None and self.attention not in EAGER
+        self._block_size = run.asked.block_size or 16
         self.shape, self.batch, self._context, self._runs = (
             (TINY, 3, 60, 1) if run.tiny else (shape_of(BASE), 64, 1024, 8)
         )
@@ -159,7 +168,9 @@ class Bench:
             enforce_eager=not arm.graphs,
             async_scheduling=arm.ahead,
             kv_cache_dtype=arm.cache,
-            blocks=self.batch * -(-self._longest // 16),
+            attention=self.attention,
+            block_size=self._block_size,
+            blocks=self.batch * -(-self._longest // self._block_size),
         )
         if arm.graphs and engine.runner.graphs is None:
             raise RuntimeError("no graph was captured")
@@ -281,7 +292,7 @@ SHOWN, WIDTH = 30, 90
 
 def profile(words: Sequence[str]) -> None:
     """Profile one step; print a table, and keep the results."""
-    run = Run("step profile", __doc__, words)
+    run = Run("step profile", __doc__, words, BY_ATTENTION)
     bench = Bench(run)
     arm = Arm(AUTO, bench.graphs)
     sums = profiled(bench, arm)

@@ -61,6 +61,7 @@ class Engine(Backend):
     device: str = "auto"
     load_format: str = "auto"
     model_impl: str = "auto"
+    attention: str = "triton"
     enforce_eager: bool = False
     max_cudagraph_capture_size: int = 1024
     generation_config: str = "auto"
@@ -139,6 +140,7 @@ class Engine(Backend):
     def prepare(self, config: RunSpec) -> Serving:
         try:
             from pagedsim.engine.assemble import check_split, device_of
+            from pagedsim.engine.attention import require
             from pagedsim.engine.engine_args import Arguments
         except ModuleNotFoundError as error:
             raise not_installed("backend=engine", "engine", error.name) from error
@@ -155,7 +157,8 @@ class Engine(Backend):
         model, name = self._model(config)
         server = self._server(config)
         with said_of(
-            "backend", {"load_format": None, "model_impl": None, "generation_config": None}
+            "backend",
+            dict.fromkeys(("load_format", "model_impl", "attention", "generation_config")),
         ):
             arguments = Arguments(
                 model=model,
@@ -163,12 +166,14 @@ class Engine(Backend):
                 device=self.device,
                 load_format=self.load_format,
                 model_impl=self.model_impl,
+                attention=self.attention,
                 enforce_eager=self.enforce_eager,
                 max_cudagraph_capture_size=self.max_cudagraph_capture_size,
                 generation_config=self.generation_config,
                 num_threads=self.threads,
                 server=server,
             )
+            require(self.attention, device)
         check_split(arguments)
         return Serving(arguments, name, config.seed, CLOCKS[self.clock]())
 
@@ -265,7 +270,7 @@ class Serving(BackendRun):
             arguments = replace(given, model=_loaded(given), server=server)
             engine = LLMEngine(arguments, observer=observer, clock=self.clock)
             self.scheduler = engine.scheduler
-            self._facts = facts_of(engine, self.name)
+            self._facts = facts_of(engine, self.name) | {"attention": given.attention}
             try:
                 work(engine)
             finally:

@@ -11,6 +11,7 @@ import torch
 
 from pagedsim.core import ConfigError, Scheduler
 from pagedsim.core.errors import unknown
+from pagedsim.engine.attention import TRITON, attention_of, require
 from pagedsim.engine.cache import Cache, CacheShape
 from pagedsim.engine.engine_args import DEVICES, Arguments
 from pagedsim.engine.file_tier import FileTier, bind_tiers
@@ -26,6 +27,7 @@ from pagedsim.engine.runtime import GIB, in_memory, require_host
 from pagedsim.engine.sampler import warm_up_sampling
 from pagedsim.engine.tokenizer import load_tokenizer
 from pagedsim.engine.vllm_offload import with_tiers
+from pagedsim.kernels.batch import Attention
 from pagedsim.kernels.float8 import is_float8, name_of
 from pagedsim.server import ServerSpec
 from pagedsim.sglang import HiCache
@@ -64,6 +66,7 @@ def _assembled(arguments: Arguments, model: LoadedModel) -> Parts:
             f"kv_cache_dtype={server.kv_cache_dtype}: model={model.name} has compressed keys and "
             "values, which are kept in its own dtype alone; choose auto"
         )
+    model = replace(model, attention=_attention(arguments.attention, model, shape))
     measure = server.weighs_prices
     server = with_tiers(_sized(server.priced(prices), model, shape, graphs=graphs), FileTier)
     scheduler = server.scheduler()
@@ -110,9 +113,21 @@ def loaded(arguments: Arguments) -> LoadedModel:
             raise ConfigError(f"tensor_parallel={size}: was loaded for {model.ranks_count}")
         return replace(model, max_model_len=length)
     device = device_of(arguments.device)
+    require(arguments.attention, device)
     if server.tensor_parallel > 1:
         return _split(arguments, device)
     return load_on(arguments.model, device, arguments.loading)
+
+
+def _attention(name: str, model: LoadedModel, shape: CacheShape) -> Attention:
+    """The setting `attention`; raises ConfigError if it does not go with the model or its cache."""
+    if name != TRITON and shape.planes == 1:
+        raise ConfigError(
+            f"attention={name}: must be {TRITON} for model={model.name}, which has compressed keys "
+            "and values"
+        )
+    sizes: dict[str, Any] = {"head_dim": shape.head_dim, "block_size": shape.block_size}
+    return attention_of(name, model.device, dtype=model.dtype, held=shape.dtype, **sizes)
 
 
 def check_split(arguments: Arguments) -> None:

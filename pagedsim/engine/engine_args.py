@@ -18,6 +18,7 @@ from typing import Any
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_flag, require_whole, shown, unknown
 from pagedsim.core.offload import VLLMOffload
+from pagedsim.engine.attention import ATTENTIONS, EAGER, TRITON
 from pagedsim.engine.models.load import FORMATS, IMPLEMENTATIONS
 from pagedsim.engine.sglang_offload import HICACHE_SETTINGS, with_hicache
 from pagedsim.engine.vllm_offload import OFFLOAD_SETTINGS, offload_of
@@ -54,6 +55,9 @@ class Arguments:
     model_impl: str = "auto"
     """The forward pass: transformers', or the faster native one for Llama, Mistral, Qwen2 and
     Qwen3. auto: native where supported."""
+    attention: str = TRITON
+    """The kernels that attend: ours, or those of a package, flashinfer or fa (`attention.py`), on a
+    GPU. flashinfer goes without CUDA graphs."""
     enforce_eager: bool = False
     """Disable CUDA graphs."""
     max_cudagraph_capture_size: int = 1024
@@ -76,6 +80,7 @@ class Arguments:
             ("device", self.device, DEVICES),
             ("load_format", self.load_format, FORMATS),
             ("model_impl", self.model_impl, IMPLEMENTATIONS),
+            ("attention", self.attention, ATTENTIONS),
             ("generation_config", self.generation_config, GENERATION_CONFIGS),
             ("memory", self.server.memory, ENGINE_MEMORIES),
         ):
@@ -84,6 +89,10 @@ class Arguments:
         for name in ("pipeline_parallel", "expert_parallel"):
             if (size := getattr(self.server, name)) > 1:
                 raise ConfigError(f"{name}={size}: must be 1; the engine has tensor_parallel alone")
+        if self.attention != TRITON and (size := self.server.tensor_parallel) > 1:
+            raise ConfigError(
+                f"attention={self.attention}: must be {TRITON} with tensor_parallel={size}"
+            )
         require_whole("seed", self.seed, 0, 2**63 - 1)
         require_whole("num_threads", self.num_threads, 1, MOST_THREADS)
         require_flag("enforce_eager", self.enforce_eager)
@@ -113,7 +122,8 @@ class Arguments:
     @property
     def graph_tokens(self) -> int:
         """The most tokens of a step that is a CUDA graph; 0 for none."""
-        return 0 if self.enforce_eager else self.max_cudagraph_capture_size
+        eager = self.enforce_eager or self.attention in EAGER
+        return 0 if eager else self.max_cudagraph_capture_size
 
     @property
     def loading(self) -> dict[str, Any]:
@@ -143,14 +153,18 @@ OURS: Mapping[str, str] = {VLLM_NAMES.get(name, name): name for name in SETTINGS
 """Settings that are passed on unchanged: name in `LLM` -> name in `Arguments`."""
 
 
-TRANSLATED: Mapping[str, tuple[str, Mapping[bool, str] | None]] = {
+TRANSLATED: Mapping[str, tuple[str, Mapping[Any, str] | None]] = {
+    "attention_backend": (
+        "attention",
+        {"TRITON_ATTN": "triton", "FLASHINFER": "flashinfer", "FLASH_ATTN": "fa"},
+    ),
     "num_gpu_blocks_override": ("num_gpu_blocks", None),
     "enable_prefix_caching": ("memory", {True: "prefix", False: "paged"}),
     "enable_chunked_prefill": ("batching", {True: "unified", False: "prefill_first"}),
     "scheduling_policy": ("policy", None),
     "preemption_mode": ("preemption", None),
 }
-"""vLLM's setting -> ours, and for a flag the values of true and false."""
+"""vLLM's setting -> ours, and for a flag, or a word, ours for each value."""
 
 NONE_IS_UNSET = {
     *TRANSLATED,
@@ -194,7 +208,7 @@ def from_vllm(settings: Mapping[str, Any]) -> dict[str, Any]:
         known, meant = name, value
         if name in TRANSLATED:
             known, words = TRANSLATED[name]
-            meant = value if words is None else words[require_flag(name, value)]
+            meant = value if words is None else _meant(name, value, words)
         if known not in OURS:
             choices = [*OURS, *TRANSLATED, *OFFLOAD_SETTINGS, *HICACHE_SETTINGS]
             raise unknown("engine setting", name, choices)
@@ -204,6 +218,15 @@ def from_vllm(settings: Mapping[str, Any]) -> dict[str, Any]:
                 f"{name}={shown(value)}: {before[0]}={shown(settings[before[0]])} says otherwise"
             )
     return {name: value for name, (_, value) in translated.items()}
+
+
+def _meant(name: str, value: Any, words: Mapping[Any, str]) -> str:
+    """Our word for a value of vLLM's; raises ConfigError if there is none."""
+    if True in words:
+        return words[require_flag(name, value)]
+    if value not in words:
+        raise unknown(name, str(value), words)
+    return words[value]
 
 
 def _refuse(name: str, value: Any) -> None:

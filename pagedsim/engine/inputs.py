@@ -121,8 +121,9 @@ class Batch(NamedTuple):
         ids, positions, at, rows, starts, contexts, slots, *changed = columns
         set_entries(tables, *changed)
         attention = AttentionBatch(
-            tables, starts, contexts, slots, mixed.decodes, mixed.chunks, rows
-        )
+            tables, starts, contexts, slots, mixed.decodes, mixed.chunks, rows,
+            decode_contexts=computing.contexts[: mixed.decodes].tolist(),
+        )  # fmt: skip
         return cls(ids, positions, attention, at)
 
 
@@ -218,13 +219,16 @@ class DecodeInputs:
         self._columns.send(changes)
         feed(self._columns.on_device[0][:count], decoding.ids, picked)
 
-    def batch(self, count: int) -> Batch:
-        """The first `count` rows, all of which need logits."""
+    def batch(self, count: int, decoding: BatchColumns | None = None) -> Batch:
+        """The first `count` rows, all of which need logits; `decoding` as in `put`, if known."""
         if count not in self._views:
             columns = [column[:count] for column in (*self._columns.on_device, self._wanted)]
             self._views[count] = [*columns, self._starts[: count + 1]]
         ids, positions, slots, contexts, rows, wanted, starts = self._views[count]
-        batch = AttentionBatch(self.tables, starts, contexts, slots, count, rows=rows)
+        known = None if decoding is None else decoding.contexts.tolist()
+        batch = AttentionBatch(
+            self.tables, starts, contexts, slots, count, rows=rows, decode_contexts=known
+        )
         return Batch(ids, positions, batch, wanted)
 
 

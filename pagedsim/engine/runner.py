@@ -99,7 +99,7 @@ class Runner:
         count = len(computing.ids)
         self._places.put(computing, changes, picked)
         key = None if self.graphs is None else self.graphs.size_of(count)
-        return _Launch(self._places.batch(count), key, count)
+        return _Launch(self._places.batch(count, computing), key, count)
 
     def _mixed(
         self,

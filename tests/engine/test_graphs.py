@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from pagedsim.core import ConfigError, SamplingParams
+from pagedsim.engine import assemble
 from pagedsim.engine import graphs as graphs_module
 from pagedsim.engine import runner as runner_module
 from pagedsim.engine.cache import CacheShape
@@ -32,6 +33,7 @@ from tests.engine.test_equality import (
     tokens,
     wanted,
 )
+from tests.kernels import other_packages
 
 CPU = torch.device("cpu")
 SEQS = 6
@@ -111,6 +113,28 @@ def test_tokens_are_those_without_graphs(
     with_prompts = [number for number in replayer.replayed if number < len(SHAPES)]
     assert len(set(with_prompts)) == len(SHAPES) and len(set(replayer.replayed)) > len(SHAPES) + 1
     assert engine.runner.launched == {"graph": len(replayer.replayed), "eager": 0}
+
+
+@pytest.mark.parametrize(
+    ("package", "name", "model_impl"),
+    [
+        ("flashinfer", "mistral", "native"),
+        ("flashinfer", "gemma2", "transformers"),
+        ("fa2", "mistral", "native"),
+        ("fa3", "gemma2", "transformers"),
+    ],
+)
+def test_tokens_are_those_of_our_attention(
+    package: str, name: str, model_impl: str, replayer: Replayer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of packages there are stand-ins; all but FlashInfer's are in graphs."""
+    attention = other_packages.installed(package, monkeypatch)
+    monkeypatch.setattr(assemble, "attention_of", lambda *names, **sizes: attention)
+    graphs = package != "flashinfer"
+    engine = server(name, model_impl, attention="fa" if graphs else package, batching="unified")
+    assert tokens(served(engine)) == wanted(name)
+    assert engine.runner.launched["eager" if graphs else "graph"] == 0
+    assert engine.model.attention is attention
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ from torch import nn
 
 from pagedsim.engine.cache import CacheShape, cache_dtype
 from pagedsim.engine.models.native.decoder import Native
-from pagedsim.kernels.batch import AttentionBatch
+from pagedsim.kernels.batch import Attention, AttentionBatch
 from pagedsim.kernels.float8 import is_float8
-from pagedsim.kernels.ops import attend
+from pagedsim.kernels.ops import attend, attend_cached
 
 if TYPE_CHECKING:
     from pagedsim.engine.parallel.group import RankGroup
@@ -33,16 +33,17 @@ ATTRIBUTE = "pagedsim_layer"
 class StepContext:
     """The step that is being computed, shared by the layers of one model."""
 
-    __slots__ = ("_cache", "batch", "views")
+    __slots__ = ("_cache", "attention", "batch", "views")
 
     def __init__(self) -> None:
+        self.attention: Attention = attend_cached
         self.batch: AttentionBatch | None = None
         self.views: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._cache: torch.Tensor | None = None
 
-    def begin(self, batch: AttentionBatch, cache: torch.Tensor) -> None:
-        """The next forward computes `batch` in `cache`."""
-        self.batch = batch
+    def begin(self, batch: AttentionBatch, cache: torch.Tensor, attention: Attention) -> None:
+        """The next forward computes `batch` in `cache`, by `attention`."""
+        self.batch, self.attention = batch, attention
         if cache is not self._cache:  # a cache lives as long as its engine: cut it up once
             self._cache = cache
             # Where keys are compressed the values are in them, and there is but one plane.
@@ -87,6 +88,7 @@ def paged_attention(
         scale=layer.scale,
         window=layer.window,
         softcap=layer.softcap,
+        attention=layer.step.attention,
     )
     return out.to(query.dtype).unsqueeze(0), None
 
@@ -125,6 +127,8 @@ class LoadedModel:
     """Keys and values; 1 where both are one vector of `head_dim` elements (MLA)."""
     native: Native | None = None
     """Our own forward pass over the module's weights; None: the module's."""
+    attention: Attention = attend_cached
+    """The kernels that attend, an engine's choice."""
     ranks: Ranks | None = None
     """On rank 0 of several, the others. The module is then a shard (`shard.py`), with the KV heads
     of one rank; `vocab_size` is that of the whole model."""
@@ -183,9 +187,11 @@ class LoadedModel:
         [rows] int64: of which tokens logits are wanted (none is fine). The logits are
         [rows, vocab_size] in float32, in `out` if it is given.
         """
-        self.step.begin(batch, cache)
+        self.step.begin(batch, cache, self.attention)
         if self.native is not None:
-            logits = self.native.forward(input_ids, positions, batch, self.step.views, logits_at)
+            logits = self.native.forward(
+                input_ids, positions, batch, self.attention, self.step.views, logits_at
+            )
         else:
             logits = self.module(
                 input_ids=input_ids.unsqueeze(0),

@@ -44,14 +44,14 @@ def test_a_case_that_fails_leaves_the_others(
     """It is tried again after the others."""
     first, *others = map(str, grid(tiny=True))
     words = [*QUICK, "--resume", "--out", str(tmp_path)]
-    right = Problem.ours
+    right = Problem.attend
 
     def fails(problem: Problem) -> Any:
         if str(problem.case) == first:
             raise RuntimeError("out of resource\nand more")
         return right(problem) * (1 + 1e-3 * (problem.case.kind == "chunk"))
 
-    monkeypatch.setattr(Problem, "ours", fails)
+    monkeypatch.setattr(Problem, "attend", fails)
     with pytest.raises(SystemExit, match=rf"^not timed: {re.escape(first)}; "):
         kernels.main(words)
     failed = lines(tmp_path, "kernels")[0]
@@ -62,7 +62,7 @@ def test_a_case_that_fails_leaves_the_others(
     assert cases.keys() == {first, *others} and "seconds" not in cases[first]
     assert all(("seconds" in cases[one]) == ("chunk" not in one) for one in others)
     assert [*cases][-3:] == [first, *(one for one in others if "chunk" in one)]
-    monkeypatch.setattr(Problem, "ours", right)
+    monkeypatch.setattr(Problem, "attend", right)
     kernels.main(words)
     assert all("seconds" in one for one in lines(tmp_path, "kernels"))
     error = capsys.readouterr().err

@@ -38,7 +38,8 @@ ROOT = Path(__file__).parents[3]
 PARTS = [
     *("headlines", "calibrate", "validate", "launch", "step"),
     *("tiles, decode, 8 bits", "tiles, decode", "tiles, prefill", "tiles, prefill, 8 bits"),
-    *("profile", "host", "swap", *gpu.TESTS, "kernels", "engine"),
+    *("profile", "host", "swap", *gpu.TESTS, "kernels"),
+    *("headlines, flashinfer", "headlines, fa", "engine"),
 ]
 
 

@@ -30,9 +30,8 @@ from pagedsim.engine.models.native.linear import (
 )
 from pagedsim.engine.models.probe import AttentionSpec
 from pagedsim.engine.models.weights import skeleton
-from pagedsim.kernels.batch import AttentionBatch
+from pagedsim.kernels.batch import Attention, AttentionBatch
 from pagedsim.kernels.ops import (
-    attend_cached,
     attend_latent,
     compress,
     experts,
@@ -119,6 +118,7 @@ class Tokens(NamedTuple):
     cos: torch.Tensor
     sin: torch.Tensor
     """As `ops.rotate` takes them."""
+    attention: Attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +138,10 @@ class GroupedQuery:
     ) -> None:
         """Write the tokens' keys and values into `view` and add what the tokens attend to to the
         stream; with `rows`, keep only those tokens behind it."""
-        batch, cos, sin = tokens
+        batch, cos, sin, attention = tokens
         qkv = self.qkv.normed(self.norm, stream)
         q = rotate(qkv, cos, sin, *view, batch, weight=self.heads, eps=self.norm.eps)
-        seen = attend_cached(q, *view, batch, scale=self.scale, window=self.window).flatten(1)
+        seen = attention(q, *view, batch, scale=self.scale, window=self.window).flatten(1)
         if rows is not None:
             seen = seen[rows]
             stream.keep(rows)
@@ -200,7 +200,7 @@ class Latent:
     def forward(
         self, stream: Stream, tokens: Tokens, view: View, rows: torch.Tensor | None
     ) -> None:
-        batch, cos, sin = tokens
+        batch, cos, sin, _ = tokens
         (heads, plain, rank), cache = self.keys.shape, view[0]
         projected = self.down.normed(self.norm, stream)
         q, compressed = projected.tensor_split([projected.shape[1] - self.width], -1)
@@ -425,13 +425,14 @@ class Native:
         input_ids: torch.Tensor,
         positions: torch.Tensor,
         batch: AttentionBatch,
+        attention: Attention,
         views: Sequence[View],
         logits_at: torch.Tensor,
     ) -> torch.Tensor:
         """As `LoadedModel.forward`, in the model's own precision, with a view a layer."""
         embedded = embedding(input_ids, self._embedding)
         stream = Stream(embedded, self.group)
-        tokens = Tokens(batch, *self._rotation.of(positions))
+        tokens = Tokens(batch, *self._rotation.of(positions), attention)
         for layer, view in zip(self._layers, views, strict=True):
             rows = logits_at if layer is self._layers[-1] else None
             layer.attention.forward(stream, tokens, view, rows)
