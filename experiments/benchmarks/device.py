@@ -164,7 +164,7 @@ def facts(device: torch.device, command: str, words: Sequence[str]) -> dict[str,
     """The device, versions, command, code and tiles of a measurement; `command` is a benchmark's
     module, and the name of its command where it has several."""
     cuda = device.type == "cuda"
-    name = torch.cuda.get_device_name(device) if cuda else platform.processor() or "CPU"
+    name = torch.cuda.get_device_name(device) if cuda else _processor()
     pairs = zip(["", *words], words, strict=False)
     shown = [word for before, word in pairs if not {before, word} & {*PLACES}]
     return {
@@ -188,6 +188,15 @@ def tiles(gpu_name: str) -> str:
     entries = [entry for entry in tuning.read() if entry.gpu == gpu_name]
     tuned = sorted((entry.key, entry.tiles, entry.split) for entry in entries)
     return sha256(repr(tuned).encode()).hexdigest()[:LENGTH] if tuned else "default"
+
+
+def _processor() -> str:
+    """The processor's name, which Linux alone tells in full."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or "CPU"
 
 
 def _driver() -> str | None:

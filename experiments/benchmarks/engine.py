@@ -2,6 +2,7 @@
 
     python -m pagedsim.experiments.benchmarks.engine [--device cuda]
     python -m pagedsim.experiments.benchmarks.engine --model smollm2 --prompts 8 --tokens 8 32
+    python -m pagedsim.experiments.benchmarks.engine alone --model smollm2
 
 Both get the same prompts, lengths and weights, greedily and without stop tokens. On a CPU it is the
 tiny model, or any other, on one thread, by the processor's time; on a GPU Llama-3.1-8B's shape with
@@ -10,6 +11,10 @@ With `--out`, or on a GPU, results go to engine.json.
 
 A rate is the best of several rounds, in which all take turns. First all must give the same tokens:
 in float32 all of them, in half precision, where the two best logits often tie, most of the first.
+
+`alone` serves one request on a CPU with weights in several types, beside `generate`,
+`generate_batch`, llama.cpp (`pip install xllamacpp`, for a model in a GGUF file as it is) and one
+reading of the weights for each token. In float32 all must give the tokens of `generate`.
 """
 
 from __future__ import annotations
@@ -19,9 +24,12 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -30,8 +38,9 @@ from transformers import ContinuousBatchingConfig, GenerationConfig
 from pagedsim.core import SamplingParams
 from pagedsim.engine.llm import LLM
 from pagedsim.engine.models import LoadedModel, load_model
+from pagedsim.engine.models.gguf import gguf_file, is_packed
 from pagedsim.experiments.benchmarks.device import TIMED, Line, Run
-from pagedsim.experiments.benchmarks.harness import in_turns, main_of, positive_int
+from pagedsim.experiments.benchmarks.harness import cpu_seconds, in_turns, main_of, positive_int
 from pagedsim.experiments.benchmarks.shapes import BASE, config_of, shape_of
 
 Answers = list[list[int]]
@@ -161,9 +170,7 @@ def peer(model: LoadedModel, load: Load) -> Iterator[Ask]:
     To be made before an engine uses the model: its modules are copied, its weights not. It starts
     its thread with the first round, after the capture of graphs, since it waits for the device.
     """
-    shared = {id(weight): weight for weight in model.module.parameters()}
-    module: Any = deepcopy(model.module, shared)
-    module.set_attn_implementation("sdpa")
+    module = copied(model)
     greedy = GenerationConfig(
         max_new_tokens=max(load.tokens), do_sample=False, eos_token_id=-1, pad_token_id=0
     )
@@ -200,6 +207,14 @@ def peer(model: LoadedModel, load: Load) -> Iterator[Ask]:
         manager.stop(block=True)
 
 
+def copied(model: LoadedModel) -> Any:
+    """transformers' module, over the same weights."""
+    shared = {id(weight): weight for weight in model.module.parameters()}
+    module: Any = deepcopy(model.module, shared)
+    module.set_attn_implementation("sdpa")
+    return module
+
+
 def agreement(answers: Answers, wanted: Answers, exact: bool) -> float:
     """The share of equal answers; in half precision, of equal first tokens."""
     if [len(answer) for answer in answers] != [len(answer) for answer in wanted]:
@@ -216,4 +231,111 @@ def rate(ask: Ask, clock: Callable[[], float]) -> float:
     return sum(map(len, answers)) / (clock() - begin)
 
 
-main = main_of(__name__, engine)
+# -- one request -----------------------------------------------------------------------------------
+
+FORMS: Mapping[str, Mapping[str, Any]] = {
+    "float32": {"dtype": "float32"},
+    "bfloat16": {"dtype": "bfloat16"},
+    "int8, bfloat16": {"dtype": "bfloat16", "quantization": "int8"},
+}
+"""What weights are stored in, and computed with."""
+PROMPT = 8
+LLAMA = "llama.cpp"
+
+
+def alone(words: Sequence[str]) -> None:
+    """Print what a token of one request takes."""
+    options = {"--rounds": 5, "--model": "tiny", "--tokens": 64}
+    run = Run("engine alone", __doc__, ["--device", "cpu", *words], options)
+    torch.set_num_threads(1)
+    logging.disable(logging.WARNING)
+    models = {
+        form: load_model(run.asked.model, max_model_len=512, **settings)
+        for form, settings in FORMS.items()
+    }
+    rng, tokens = random.Random(0), run.asked.tokens
+    prompt = [rng.randrange(3, models["float32"].vocab_size) for _ in range(PROMPT)]
+    load = Load([prompt], [tokens])
+    calls: dict[tuple[str, str], Ask] = {}
+    with ExitStack() as opened:
+        for form, model in models.items():
+            calls["reading the weights", form] = partial(read_weights, model, tokens)
+            if "quantization" not in FORMS[form]:
+                calls["transformers' generate", form] = partial(generated, copied(model), load)
+                calls[PEER, form] = opened.enter_context(peer(model, load))
+            calls[OURS, form] = asker(model, load, ENGINES[OURS])
+        if is_packed(run.asked.model) and find_spec("xllamacpp"):
+            calls[LLAMA, "as in the file"] = llama_cpp(gguf_file(run.asked.model), load)
+        answers = {case: ask() for case, ask in calls.items()}
+        exact = [name for name, form in calls if form == "float32" and answers[name, form]]
+        if any(answers[name, "float32"] != answers[OURS, "float32"] for name in exact):
+            sys.exit("in float32 the tokens differ")
+        timed = {case: partial(cpu_seconds, ask) for case, ask in calls.items()}
+        rounds = in_turns(timed, run.asked.rounds)
+    best = {case: min(times) / tokens for case, times in rounds.items()}
+    base = best["transformers' generate", "float32"]
+    for (name, form), seconds in best.items():
+        read = best.get(("reading the weights", form))
+        line = {"case": name, "weights": form, TIMED: seconds, "rate": base / seconds}
+        run.lines.append(line | {"reads": None if read is None else seconds / read})
+    cells: dict[str, Callable[[Line], str]] = {
+        "": lambda line: line["case"],
+        "weights": lambda line: line["weights"],
+        "CPU ms a token": lambda line: f"{line[TIMED] * 1e3:.1f}",
+        "times the reading": lambda line: f"{line['reads']:.2f}" if line["reads"] else "",
+        "as fast as `generate` in float32": lambda line: f"{line['rate']:.2f}",
+    }
+    run.close(cells, f"model {run.asked.model}", f"prompt {PROMPT}, tokens {tokens}")
+
+
+def read_weights(model: LoadedModel, times: int) -> Answers:
+    """Read all that a step multiplies by, so many times."""
+    module: Any = model.module
+    head = module.get_output_embeddings().weight
+    table = module.get_input_embeddings().weight
+    read = [
+        weight.detach().view(torch.uint8).flatten().view(torch.float32)
+        for weight in module.parameters()
+        if weight.dim() == 2 and (weight is head or weight is not table)
+    ]
+    for _ in range(times):
+        for weight in read:
+            weight.sum()
+    return []
+
+
+def generated(module: Any, load: Load) -> Answers:
+    """What `generate` answers to the first prompt."""
+    [prompt] = load.prompts
+    ids = torch.tensor([prompt])
+    greedy = GenerationConfig(
+        max_new_tokens=load.tokens[0], do_sample=False, eos_token_id=-1, pad_token_id=0
+    )
+    with torch.inference_mode():
+        answer = module.generate(ids, attention_mask=torch.ones_like(ids), generation_config=greedy)
+    return [answer[0, len(prompt) :].tolist()]
+
+
+def llama_cpp(file: Path, load: Load) -> Ask:
+    """llama.cpp with a GGUF file, on one thread; it returns no token ids."""
+    xllamacpp = import_module("xllamacpp")
+    params = xllamacpp.CommonParams()
+    params.model.path = str(file)
+    params.n_ctx, params.n_parallel, params.verbosity = 512, 1, -1
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
+    server = xllamacpp.Server(params)
+    asked = {
+        "prompt": load.prompts[0], "max_tokens": load.tokens[0], "temperature": 0,
+        "ignore_eos": True, "cache_prompt": False,
+    }  # fmt: skip
+
+    def ask() -> Answers:
+        answer = server.handle_completions(asked)
+        if answer["usage"]["completion_tokens"] != load.tokens[0]:
+            sys.exit(f"{LLAMA}: {answer}")
+        return []
+
+    return ask
+
+
+main = main_of(__name__, engine, alone)

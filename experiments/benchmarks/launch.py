@@ -187,7 +187,7 @@ def model_on(device: torch.device, layers: int) -> LoadedModel:
         )
     module = skeleton(config).to(torch.bfloat16)
     specs = probe(module, layers, LONGEST)
-    with patch.object(decoder, "on_host", lambda part, copies: part):
+    with patch.object(decoder, "on_host", lambda part, host: part):
         native = decoder.Native(module, specs, LONGEST)
     return LoadedModel(
         BASE, module, config, layers, specs[0].kv_heads, specs[0].head_dim, config.vocab_size,

@@ -55,10 +55,7 @@ def unpacked(model: str | os.PathLike[str]) -> Path:
     """
     name = os.fspath(model)
     refuse_older("gguf")
-    file = _carried() if name == NAME else Path(name).expanduser()
-    if not file.is_file():
-        what = "is a folder, must be a file" if file.is_dir() else "no such file"
-        raise ConfigError(f"model={name}: {what}")
+    file = gguf_file(name)
     folder = _place(name, file)
     if folder.is_dir():
         return folder
@@ -85,6 +82,15 @@ def unpacked(model: str | os.PathLike[str]) -> Path:
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return folder
+
+
+def gguf_file(name: str) -> Path:
+    """The file of such a model; raises ConfigError."""
+    file = _carried() if name == NAME else Path(name).expanduser()
+    if not file.is_file():
+        what = "is a folder, must be a file" if file.is_dir() else "no such file"
+        raise ConfigError(f"model={name}: {what}")
+    return file
 
 
 def _carried() -> Path:

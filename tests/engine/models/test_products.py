@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,15 +20,19 @@ from pagedsim.engine import runner as runner_module
 from pagedsim.engine.cache import Cache
 from pagedsim.engine.models import LoadedModel, load_model
 from pagedsim.engine.models.native import decoder
-from pagedsim.engine.models.native import linear as linears
-from pagedsim.engine.models.native.linear import (
+from pagedsim.engine.models.native import host as hosts
+from pagedsim.engine.models.native.host import (
+    BOUNDS,
+    INT8_INPUTS,
+    TIMED_FROM,
+    WAYS,
+    Host,
     HostLinear,
-    Linear,
-    Norm,
-    Stream,
-    may_copy,
+    Kind,
     on_host,
+    rehearsed,
 )
+from pagedsim.engine.models.native.linear import Linear, Norm, Stream
 from pagedsim.engine.runner import Runner
 from pagedsim.kernels import ops as kernels
 from pagedsim.kernels.batch import AttentionBatch
@@ -84,18 +90,26 @@ def near(one: torch.Tensor, other: torch.Tensor) -> None:
 def test_products_on_a_cpu_for_any_number_of_tokens(
     weights: torch.dtype | None, dtype: torch.dtype
 ) -> None:
-    for inputs, bias in ((40, False), (40, True), (2 * linears.INT8_INPUTS, True)):
+    for inputs, bias in ((40, False), (40, True), (2 * INT8_INPUTS, True)):
         linear = of_dtype(weights or dtype, dtype, bias, inputs)
-        mine = on_host(linear, copies=True)
+        kind = Kind(linear.weight.dtype, dtype, 48, inputs, 1, 2)
+        mine = on_host(linear, Host(dtype, 2, timed=False))
         assert type(mine) is HostLinear and mine.weight is linear.weight
-        few, many = linears.INT8_TOKENS, linears.WEIGHTS_BEHIND
-        for rows in (0, 1, 2, few, few + 1, many - 1, many, many + 3):
+        assert mine.ways == kind.untimed and {*mine.ways} <= {*kind.fitting}
+        ways = [mine] + [
+            replace(mine, ways=(name,) * 4, kept=(WAYS[name].pack(linear.weight, dtype),) * 4)
+            for name in kind.fitting
+        ]
+        for rows in (0, 1, 2, *(bound + more for bound in BOUNDS[1:] for more in (0, 1))):
             x = torch.randn(rows, inputs).to(dtype)
-            found, wanted = mine(x), linear(x)
-            assert found.dtype == dtype and found.shape == wanted.shape and found.is_contiguous()
-            off = 1e-5 if dtype == torch.float32 else 2e-2
-            largest = float(wanted.abs().amax()) if rows else 0.0
-            torch.testing.assert_close(found, wanted, rtol=off, atol=off * largest)
+            wanted = linear(x)
+            for way in ways:
+                found = way(x)
+                assert found.dtype == dtype and found.shape == wanted.shape
+                assert found.is_contiguous()
+                off = 1e-5 if dtype == torch.float32 else 2e-2
+                largest = float(wanted.abs().amax()) if rows else 0.0
+                torch.testing.assert_close(found, wanted, rtol=off, atol=off * largest)
 
 
 def of_dtype(weights: torch.dtype, dtype: torch.dtype, bias: bool, inputs: int) -> Linear:
@@ -105,20 +119,77 @@ def of_dtype(weights: torch.dtype, dtype: torch.dtype, bias: bool, inputs: int) 
     return Linear(weight.to(weights), torch.randn(48).to(dtype) if bias else None, scale)
 
 
-def test_copies_are_of_float32_alone_and_where_there_is_room(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for dtype, copies in ((torch.float32, False), (torch.bfloat16, True)):
-        assert on_host(of_dtype(dtype, dtype, False, 40), copies=copies).tiles is None
+def test_copies_are_made_where_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    for copies, names in enumerate((["rows"], ["rows", "tiles"], ["rows", "tiles", "columns"])):
+        assert Kind(torch.float32, torch.float32, 8, 8, 1, copies).fitting == names
     module: Any = load_model("tiny").module
     size = sum(weight.nbytes for weight in module.parameters())
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
-    for room, copied in ((linears.COPY_SHARE * size, True), (linears.COPY_SHARE * size - 1, False)):
+    for room, copies in ((16 * size, 2), (16 * size - 1, 1), (8 * size - 1, 0)):
         monkeypatch.setattr(os, "sysconf", lambda name, room=room: room if "PAGES" in name else 1)
-        assert may_copy(module) is copied
+        assert Host.of(module) == Host(torch.float32, copies, timed=size >= TIMED_FROM)
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    assert not may_copy(module)
+    assert Host.of(module).copies == 0
+
+
+def test_the_fastest_way_that_is_right_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And one that fails on this processor, or is wrong, is not, however fast."""
+
+    def fails(*_: Any) -> Any:
+        raise RuntimeError("not here")
+
+    now = 0.0
+
+    def slow(seconds: float, of: Any = torch.nn.functional.linear) -> Any:
+        def multiply(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            nonlocal now
+            now += seconds
+            return of(x, weight)
+
+        return hosts.Way(multiply)
+
+    monkeypatch.setattr(hosts, "COLD", 2**14)
+    monkeypatch.setattr(time, "thread_time", lambda: now)
+    ways = {"rows": slow(2), "tiles": slow(1), "columns": slow(0.98)}
+    kind = Kind(torch.float32, torch.float32, 24, 40, 1, 2)
+    for taken, more in (
+        ("tiles", {}),  # columns gain too little
+        ("rows", {"tiles": slow(3), "columns": slow(0.5, lambda x, w: 1.01 * (x @ w.t()))}),
+        ("columns", {"tiles": slow(1)._replace(pack=fails), "columns": slow(1.5)}),
+    ):
+        monkeypatch.setattr(hosts, "WAYS", {**ways, **more})
+        rehearsed.cache_clear()
+        assert rehearsed(kind) == (taken,) * len(hosts.TOKENS)
+    rehearsed.cache_clear()
+
+
+def test_a_model_takes_what_was_rehearsed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """But for weights that float16 does not hold."""
+    linear = of_dtype(torch.bfloat16, torch.bfloat16, True, 40)
+    monkeypatch.setattr(hosts, "rehearsed", lambda kind: ("float16",) * len(hosts.TOKENS))
+    host = Host(torch.bfloat16, 1, timed=True)
+    assert on_host(linear, host).ways == ("float16",) * len(hosts.TOKENS)
+    linear.weight[3, 3] = 1e5
+    mine = on_host(linear, host)
+    assert "float16" not in mine.ways
+    x = torch.randn(2, 40).bfloat16()
+    torch.testing.assert_close(mine(x), linear(x), rtol=2e-2, atol=2e-2 * 1e5)
+
+
+def test_what_was_chosen_is_logged_in_a_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(hosts, "COLD", 2**14)
+    rehearsed.cache_clear()
+    with caplog.at_level("INFO"):
+        assert len(rehearsed(Kind(torch.bfloat16, torch.bfloat16, 24, 64, 1, 1))) == len(
+            hosts.TOKENS
+        )
+    [line] = caplog.messages
+    assert line.startswith("products of 24 × 64 weights, bfloat16: ") and "for 128" in line
 
 
 # What a decode step of three sequences launches on a GPU, counted without one
@@ -156,7 +227,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 def launched(config: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     with monkeypatch.context() as patched:  # Linears stay as they are on a GPU
-        patched.setattr(decoder, "on_host", lambda part, copies: part)
+        patched.setattr(decoder, "on_host", lambda part, host: part)
         model: LoadedModel = load_model(config, model_impl="native")
     lengths = [4, 2, 7]
     batch = AttentionBatch.build([[0], [1], [2]], lengths, [1] * 3, block_size=16)
@@ -235,7 +306,7 @@ def test_any_step_with_a_graph_is_one_launch(name: str, monkeypatch: pytest.Monk
 def runner_of(config: Any, monkeypatch: pytest.MonkeyPatch) -> Runner:
     """A runner whose model has the products of a GPU."""
     with monkeypatch.context() as patched:
-        patched.setattr(decoder, "on_host", lambda part, copies: part)
+        patched.setattr(decoder, "on_host", lambda part, host: part)
         model: LoadedModel = load_model(config, model_impl="native")
     return Runner(model, Cache(model.cache_shape(16), 64, 0, model.device), seqs=8, longest=128)
 

@@ -34,6 +34,7 @@ SLOW = {
     "serving neighbours": "--seconds 1 --only texts",
     "serving router": "--seconds 1 --rate 20 --routers round_robin",
     "engine": "--device cpu --prompts 3 --tokens 2 3 --rounds 1",
+    "engine alone": "--tokens 2 --rounds 1",
     "host": "--device cpu --running 16 --kinds greedy logprobs stream --steps 2 --rounds 1",
     "launch": "--device cpu --rounds 1 --layers 1 --prompts 16",
     "step": "--device cpu --rounds 1",

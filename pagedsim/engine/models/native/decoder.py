@@ -19,13 +19,12 @@ import torch
 from torch import nn
 from torch.nn.functional import embedding, linear
 
+from pagedsim.engine.models.native.host import Host, on_host
 from pagedsim.engine.models.native.linear import (
     Linear,
     Norm,
     Stream,
     linear_of,
-    may_copy,
-    on_host,
     packed,
 )
 from pagedsim.engine.models.probe import AttentionSpec
@@ -405,12 +404,12 @@ class Native:
         self._norm = Norm(decoder.norm.weight, eps)
         self._head = linear_of(module.lm_head)
         if not self._embedding.is_cuda:
-            copies = may_copy(module)
+            host = Host.of(module)
             self._layers = [
-                Layer(on_host(layer.attention, copies), on_host(layer.feed_forward, copies))
+                Layer(on_host(layer.attention, host), on_host(layer.feed_forward, host))
                 for layer in self._layers
             ]
-            self._head = on_host(self._head, copies)
+            self._head = on_host(self._head, host)
         self.group: RankGroup | None = None
         """The ranks with the other shards of the model, where this is one."""
 

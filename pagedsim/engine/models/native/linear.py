@@ -1,14 +1,12 @@
 """The residual stream of a step's tokens, and the products with weights that read it and add to it.
 
-`HostLinear` is the product on a CPU, with the weights in the order that it multiplies fastest.
+`host.py` has the products of a CPU.
 """
 
 from __future__ import annotations
 
-import os
-import platform
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -157,87 +155,3 @@ def linear_of(*projections: Any) -> Linear:
 
 def _whole(parts: list[Any]) -> torch.Tensor:
     return parts[0].data if len(parts) == 1 else packed(parts)
-
-
-COPY_SHARE = 8
-"""Weights are copied if they take at most this fraction (1/8) of the host's memory."""
-INT8_TOKENS = 4
-"""Most tokens for which torch's product of bfloat16 with int8 is the fastest."""
-INT8_INPUTS = 32
-"""Inputs that torch's int8 product reads at a time, past their end if they are no multiple."""
-WEIGHTS_BEHIND = 64
-"""Tokens from which on products in 16 bits are faster with the weights as the second factor."""
-TILE_ROWS = 16
-"""The tokens of a step that the copies are laid out for."""
-
-
-@dataclass(frozen=True, slots=True)
-class HostLinear(Linear):
-    """A `Linear` with its weights on the host.
-
-    In float32, a single token uses the weights as they are, since reading them once is all the
-    work; several tokens use a copy in oneDNN's tiles, which is up to twice as fast. In 16 bits, for
-    few tokens, the weights are the first factor, which oneDNN reads in place.
-    """
-
-    tiles: torch.Tensor | None = None
-    """A copy of the weights in oneDNN's tiles."""
-    ones: torch.Tensor | None = None
-    """[out]: for torch's product with int8, which would round the scales to 16 bits."""
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if self.scale is not None:
-            y = self._unscaled(x).float() * self.scale
-            return (y if self.bias is None else y + self.bias).to(x.dtype)
-        if self.tiles is not None and len(x) > 1:
-            product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
-                x, self.tiles, self.bias, "none", [], ""
-            )
-            return product
-        if x.dtype == torch.float32:
-            return functional.linear(x, self.weight, self.bias)
-        y = _half(self.weight, x)
-        return y if self.bias is None else y.add_(self.bias)
-
-    def _unscaled(self, x: torch.Tensor) -> torch.Tensor:
-        """The product with the 8-bit weights before scaling."""
-        few = self.ones is not None and x.dtype == torch.bfloat16
-        if few and 0 < len(x) <= INT8_TOKENS:
-            product: torch.Tensor = torch.ops.aten._weight_int8pack_mm(x, self.weight, self.ones)
-            return product
-        weight = self.weight.to(x.dtype)
-        return functional.linear(x, weight) if x.dtype == torch.float32 else _half(weight, x)
-
-
-def _half(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """The product in 16 bits."""
-    if len(x) == 1:
-        return torch.mv(weight, x[0])[None]
-    if 0 < len(x) < WEIGHTS_BEHIND:
-        return torch.mm(weight, x.t()).t().contiguous()
-    return functional.linear(x, weight)
-
-
-def on_host(part: Any, copies: bool) -> Any:
-    """A `Linear`, or all of an attention or feed-forward part, for the host's processor."""
-    if isinstance(part, Linear):
-        values = {field.name: getattr(part, field.name) for field in fields(Linear)}
-        tiled = copies and part.scale is None and part.weight.dtype == torch.float32
-        tiles: Any = None
-        if tiled:
-            tiles = torch.ops.mkldnn._reorder_linear_weight(part.weight.detach(), TILE_ROWS)
-        ones = None
-        if part.weight.dtype == torch.int8 and part.weight.shape[1] % INT8_INPUTS == 0:
-            ones = torch.ones(len(part.weight), dtype=torch.bfloat16)
-        return HostLinear(**values, tiles=tiles, ones=ones)
-    values = {field.name: getattr(part, field.name) for field in fields(part)}
-    linears = {name: value for name, value in values.items() if isinstance(value, Linear)}
-    return replace(part, **{name: on_host(linear, copies) for name, linear in linears.items()})
-
-
-def may_copy(module: Any) -> bool:
-    """Whether there is a use for copies of a model's weights, and room for them."""
-    if platform.machine() not in ("x86_64", "AMD64") or not torch.backends.mkldnn.is_available():
-        return False
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return COPY_SHARE * sum(weight.nbytes for weight in module.parameters()) <= memory
