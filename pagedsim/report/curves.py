@@ -141,7 +141,7 @@ def _is_wide(values: Sequence[NDArray[np.float64]]) -> bool:
     """Whether an axis of these is better logarithmic."""
     known = np.concatenate(values)
     known = known[~np.isnan(known)]
-    return bool(len(known)) and known.min() > 0 and known.max() > _WIDE * known.min()
+    return bool(len(known) and 0 < known.min() and known.max() > _WIDE * known.min())
 
 
 def _places(setting: str, values: Sequence[Value]) -> tuple[Mapping[Value, float], Axis]:

@@ -26,7 +26,8 @@ _DARK_ONLY = {"--soft": "#161b22", "--free": "#222932", "--better": "#4cc26b", "
 
 def page(result: Result, plots: Sequence[Plot], arms: Arms | None = None) -> str:
     """The report as HTML; with `arms`, including their comparison and differing settings."""
-    content = numbers(plots, arms)
+    at, inside = arms.focus if arms is not None else ("", None)
+    content = numbers(plots, inside)
     parts = [
         f'<p class="eyebrow">pagedsim study · {escape(result.name)}</p>',
         f"<h1>{escape(result.title)}</h1>",
@@ -34,11 +35,11 @@ def page(result: Result, plots: Sequence[Plot], arms: Arms | None = None) -> str
         _finding(result, arms),
         _failed(result.failed),
         *(_results(arms) if arms is not None else ()),
-        *_replay(content["replay"]),
+        *_replay(content["replay"], at),
         *map(_table, tables(result)),
         *(f'<p class="note">{escape(reason)}</p>' for reason in reasons(result)),
         *map(figure, plots),
-        *(_settings(arms) if arms is not None else ()),
+        *(_settings(inside) if inside is not None else ()),
         *_commands(result),
         *(_definitions(arms) if arms is not None else ()),
     ]
@@ -140,12 +141,13 @@ def _results(study: Arms) -> Iterable[str]:
     yield f'<p class="note">{note}</p>'
 
 
-def _replay(played: Mapping[str, Any] | None) -> Iterable[str]:
-    """The place of a replay, which scripts fill, and what is in it."""
+def _replay(played: Mapping[str, Any] | None, at: str) -> Iterable[str]:
+    """The place of a replay, which scripts fill, and what is in it; `at`: of which cell of the
+    conditions it is."""
     if played is None:
         return
     blocks = any(course["servers"] for course in played["courses"])
-    yield '<section class="replay"><h2>Replay</h2>'
+    yield f'<section class="replay"><h2>Replay{f", {escape(at)}" if at else ""}</h2>'
     yield '<div id="replay"></div><noscript><p class="note">It needs scripts.</p></noscript>'
     said = "A square is a request, in its own colour, or a block in the colour of its request; a "
     said += "running request fills up with its prompt, then with its answer. "
