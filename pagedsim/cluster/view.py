@@ -15,17 +15,17 @@ from pagedsim.sim.cost.base import step
 
 
 class StepTimes:
-    """The step times of a replica, by its cost model."""
+    """The step times of a replica, by its cost model, which no hook may reach."""
 
-    cost: Any
+    _cost: Any
 
     def prefill_seconds(self, tokens: int, cached: int = 0) -> float:
-        answer = self.cost.step_seconds(step(tokens, cached=cached))
-        return policy_validation.seconds(self.cost, "step_seconds", answer)
+        answer = self._cost.step_seconds(step(tokens, cached=cached))
+        return policy_validation.seconds(self._cost, "step_seconds", answer)
 
     def decode_seconds(self, sequences: int, context: int) -> float:
-        answer = self.cost.decode_seconds(sequences, context)
-        return policy_validation.seconds(self.cost, "decode_seconds", answer)
+        answer = self._cost.decode_seconds(sequences, context)
+        return policy_validation.seconds(self._cost, "decode_seconds", answer)
 
 
 class ReplicaView(StepTimes):
@@ -41,7 +41,7 @@ class ReplicaView(StepTimes):
     index: Any = property(lambda self: self._replica.index)
     name: Any = property(lambda self: self._replica.name)
     role: Any = property(lambda self: self._replica.role)
-    cost: Any = property(lambda self: self._replica.cost)
+    _cost: Any = property(lambda self: self._replica.cost)
     max_seqs: Any = property(lambda self: self._replica.scheduler.max_seqs)
     max_batched_tokens: Any = property(lambda self: self._replica.scheduler.max_batched_tokens)
     block_size: Any = property(lambda self: self._replica.scheduler.memory.block_size)

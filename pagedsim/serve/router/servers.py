@@ -134,7 +134,7 @@ class ServerView(StepTimes):
         return self._number("total_blocks")
 
     @property
-    def cost(self) -> Any:
+    def _cost(self) -> Any:
         if self._like is None:
             raise self._unpublished("step times")
         return self._like.cost
