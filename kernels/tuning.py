@@ -109,10 +109,19 @@ def read(path: Path = PATH) -> list[Entry]:
 
 
 def write(entries: Iterable[Entry], path: Path = PATH) -> None:
-    """Make a table's file of them; of two with the same key the later one stays."""
+    """Make a table's file of them; of two with the same key the later one stays. This process uses
+    new entries of the table beside this file from here on."""
     latest = {entry.key: entry for entry in entries}
     lines = [_line(latest[key]) for key in sorted(latest)]
     path.write_text(json.dumps(lines, indent=1) + "\n", encoding="utf-8")
+    _table.cache_clear()
+    decode.cache_clear()
+
+
+def add(path: Path, to: Path = PATH) -> None:
+    """Add the entries of another file, if it exists."""
+    if path.exists():
+        write([*read(to), *read(path)], to)
 
 
 @cache

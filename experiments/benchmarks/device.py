@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
-from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from math import inf
 from pathlib import Path
@@ -28,7 +27,6 @@ import torch
 from pagedsim.core import ConfigError
 from pagedsim.engine.attention import ATTENTIONS, TRITON, require
 from pagedsim.experiments.benchmarks.harness import (
-    LENGTH,
     NAME,
     ROOT,
     columns,
@@ -37,7 +35,6 @@ from pagedsim.experiments.benchmarks.harness import (
     keep,
     parse,
 )
-from pagedsim.kernels import tuning
 from pagedsim.metrics.files import read_json
 
 C = TypeVar("C")
@@ -161,8 +158,8 @@ def gpu(otherwise: str = "") -> torch.device:
 
 
 def facts(device: torch.device, command: str, words: Sequence[str]) -> dict[str, Any]:
-    """The device, versions, command, code and tiles of a measurement; `command` is a benchmark's
-    module, and the name of its command where it has several."""
+    """The device, versions, command and code of a measurement; `command` is a benchmark's module,
+    and the name of its command where it has several."""
     cuda = device.type == "cuda"
     name = torch.cuda.get_device_name(device) if cuda else _processor()
     pairs = zip(["", *words], words, strict=False)
@@ -179,15 +176,7 @@ def facts(device: torch.device, command: str, words: Sequence[str]) -> dict[str,
         "date": datetime.now(UTC).date().isoformat(),
         "command": " ".join([f"python -m {NAME}.{command}", *shown]),
         "code": digest(),
-        "tiles": tiles(name),
     }
-
-
-def tiles(gpu_name: str) -> str:
-    """A digest of the tiles that were tuned for a GPU; "default" where none were."""
-    entries = [entry for entry in tuning.read() if entry.gpu == gpu_name]
-    tuned = sorted((entry.key, entry.tiles, entry.split) for entry in entries)
-    return sha256(repr(tuned).encode()).hexdigest()[:LENGTH] if tuned else "default"
 
 
 def _processor() -> str:
@@ -215,13 +204,12 @@ def _version(package: str) -> str | None:
 # -- results ---------------------------------------------------------------------------------------
 
 RESULTS = ROOT / "experiments" / "results"
-SAME = ("device", "code", "tiles", "rounds")
-"""Facts that must be equal for a line to be kept."""
+SAME = ("device", "code", "rounds")
+"""Facts that must be equal for the lines of other cases to stay in a file."""
 OPTIONS: Mapping[str, Any] = {
     "--device": {"choices": ("cuda", "cpu"), "default": "cuda", "help": "a cpu has tiny sizes"},
     "--rounds": 20,
     "--out": {"type": Path, "help": "a folder, for other than results/<GPU>"},
-    "--resume": {"action": "store_true", "help": "keep lines that were measured the same way"},
 }
 """The options of the benchmarks of a device; a time is the median of `--rounds`."""
 BY_ATTENTION: Mapping[str, Any] = {
@@ -239,7 +227,7 @@ def folder_named(gpu_name: str) -> Path:
 
 class Run:
     """One run of a benchmark: its options, its device, and the file of its results, with facts and
-    the lines of its cases.
+    the lines of its cases. Lines of other cases stay there if they were measured the same way.
 
     Results of a CPU are written only where `--out` names a folder.
     """
@@ -265,56 +253,52 @@ class Run:
         self.place: Path | None = asked.out
         if self.place is None and not self.tiny:
             self.place = folder_named(self.content["device"])
-        self.lines: list[Line] = []
-        self._known: list[Line] = []
-        """With `--resume`, the lines in the file that were measured the same way."""
-        path = None if self.place is None else self.place / f"{self.name}.json"
-        if asked.resume and path is not None and path.exists():
-            before = read_json(path)
+        self.lines: dict[str, Line] = {}
+        """By case."""
+        self._before: dict[str, Line] = {}
+        self._path = None if self.place is None else self.place / f"{self.name}.json"
+        if self._path is not None and self._path.exists():
+            before = read_json(self._path)
             if all(before.get(key) == self.content[key] for key in SAME):
-                self._known = before["cases"]
+                self._before = {line["case"]: line for line in before["cases"]}
 
     def keep(self) -> None:
         """Write the file as far as the measurement has come."""
         if self.place is not None:
-            keep(self.place, self.name, {**self.content, "cases": self.lines})
+            lines = {**self._before, **self.lines}
+            keep(self.place, self.name, {**self.content, "cases": [*lines.values()]})
 
     def sweep(self, cases: Iterable[C], measure: Callable[[C], Line]) -> None:
-        """Add the lines of all cases, which are named tuples. Known ones that were timed are kept,
-        and those that failed before are measured last. After an error the others are measured."""
-        self.lines += [line for line in self._known if TIMED in line]
-        done = {line["case"] for line in self.lines}
-        failed = {line["case"] for line in self._known} - done
-        for case in sorted(cases, key=lambda case: str(case) in failed):
-            if str(case) not in done:
-                self._add(case, measure)
-
-    def _add(self, case: C, measure: Callable[[C], Line]) -> None:
-        free_memory()
-        fields: Any = case
-        line = {"case": str(case), **fields._asdict()}
-        try:
-            line |= measure(case)
-        except Exception as problem:
-            reason = (str(problem).strip().splitlines() or [""])[0]
-            line["failed"] = f"{type(problem).__name__}: {reason}"[:200]
-        self.lines.append(line)
-        self.keep()
-        why = line.get("failed", f"off by {line.get('error', inf):.2g} of the norm")
-        said = f"{line[TIMED] * 1e6:,.1f} µs" if TIMED in line else f"{why}, not timed"
-        print(f"{case}: {said}", file=sys.stderr, flush=True)
+        """Add the lines of all cases, which are named tuples; each is written at once. After an
+        error the others are measured."""
+        for case in cases:
+            free_memory()
+            fields: Any = case
+            line = {"case": str(case), **fields._asdict()}
+            try:
+                line |= measure(case)
+            except Exception as problem:
+                reason = (str(problem).strip().splitlines() or [""])[0]
+                line["failed"] = f"{type(problem).__name__}: {reason}"[:200]
+            self.lines[line["case"]] = line
+            self.keep()
+            why = line.get("failed", f"off by {line.get('error', inf):.2g} of the norm")
+            said = f"{line[TIMED] * 1e6:,.1f} µs" if TIMED in line else f"{why}, not timed"
+            print(f"{case}: {said}", file=sys.stderr, flush=True)
 
     def close(
         self, cells: Mapping[str, Callable[[Line], str]], *more: str, lines: Sequence[Line] = ()
     ) -> None:
         """Print the table of the lines that were right, and so were timed, or of others, under the
         facts and more; write the file. Exits with a line if a case was not timed."""
-        timed = [line for line in self.lines if TIMED in line]
+        timed = [line for line in self.lines.values() if TIMED in line]
         known = self.content
         print(", ".join([known["device"], f"torch {known['torch']}", known["date"], *more]))
         print(f"\n{columns(lines or timed, cells)}\n")
         self.keep()
-        path = None if self.place is None else self.place / f"{self.name}.json"
-        print(path or "only a GPU's results are written by themselves; --out FOLDER writes these")
-        if names := [line["case"] for line in self.lines if TIMED not in line]:
+        print(
+            self._path
+            or "only a GPU's results are written by themselves; --out FOLDER writes these"
+        )
+        if names := [name for name, line in self.lines.items() if TIMED not in line]:
             sys.exit(f"not timed: {'; '.join(names)}")

@@ -90,8 +90,8 @@ def engine(words: Sequence[str]) -> None:
     load = load_of(run, model)
     sizes = {"model": model.name, "prompts": len(load.prompts), "tokens": sum(load.tokens)}
     run.content |= {**sizes, "dtype": str(model.dtype).removeprefix("torch.")}
-    run.lines += measured(model, load, run.asked.rounds)
-    first = run.lines[0]
+    run.lines |= {line["case"]: line for line in measured(model, load, run.asked.rounds)}
+    first = run.lines[OURS]
     cells: dict[str, Callable[[Line], str]] = {
         "": lambda line: line["case"],
         f"tokens per {'CPU ' * run.tiny}second": lambda line: f"{line['rate']:,.1f}",
@@ -276,10 +276,11 @@ def alone(words: Sequence[str]) -> None:
     base = best["transformers' generate", "float32"]
     for (name, form), seconds in best.items():
         read = best.get(("reading the weights", form))
-        line = {"case": name, "weights": form, TIMED: seconds, "rate": base / seconds}
-        run.lines.append(line | {"reads": None if read is None else seconds / read})
+        line = {"case": f"{name}, {form}", "name": name, "weights": form, TIMED: seconds}
+        line |= {"rate": base / seconds, "reads": None if read is None else seconds / read}
+        run.lines[line["case"]] = line
     cells: dict[str, Callable[[Line], str]] = {
-        "": lambda line: line["case"],
+        "": lambda line: line["name"],
         "weights": lambda line: line["weights"],
         "CPU ms a token": lambda line: f"{line[TIMED] * 1e3:.1f}",
         "times the reading": lambda line: f"{line['reads']:.2f}" if line["reads"] else "",

@@ -1,12 +1,15 @@
 """Paged attention and swapping on a GPU, against the limits of the GPU.
 
-    python -m pagedsim.experiments.benchmarks.kernels [--headlines] [--attention flashinfer]
+    python -m pagedsim.experiments.benchmarks.kernels [--headlines eight prefill ...] [--tune]
+    python -m pagedsim.experiments.benchmarks.kernels --attention flashinfer
     python -m pagedsim.experiments.benchmarks.kernels swap
 
 Outputs are first compared with plain torch in fp64; a wrong one is not timed. The limit of a case
 of attention is the time of its bytes at the speed of a device copy, or of its FLOP at that of a
-matrix product, whichever is longer; both are timed in the same rounds. `--headlines` measures only
-the cases with a bar. Results go to kernels.json and swap.json in experiments/results/<GPU>.
+matrix product, whichever is longer; both are timed in the same rounds. `--headlines` names groups
+of cases. With `--tune` each group is timed with the tiles that there are, then others are tried
+(`tune.py`), and it is timed again with the best. Results go to kernels.json and swap.json in
+experiments/results/<GPU>.
 
 `--attention flashinfer` or `fa` measures another package's kernels, for the cases that they have:
 with what is planned once a step in hand, as ours. Results go to kernels-flashinfer.json and so on.
@@ -28,6 +31,7 @@ import torch
 
 from pagedsim.core import ConfigError, StepPlan
 from pagedsim.core.memory import Pairs
+from pagedsim.engine.attention import TRITON
 from pagedsim.engine.cache import LAYOUTS, Cache, CacheShape, Mover
 from pagedsim.experiments.benchmarks.device import (
     BY_ATTENTION,
@@ -44,11 +48,13 @@ from pagedsim.experiments.benchmarks.shapes import (
     BASE,
     HEADLINES,
     TINY,
+    TINY_CASES,
     Case,
     Problem,
-    grid,
     shape_of,
 )
+from pagedsim.experiments.benchmarks.tune import Gpu, add, tuned_attention
+from pagedsim.kernels import tuning
 
 # -- attention -------------------------------------------------------------------------------------
 
@@ -58,15 +64,19 @@ SIDE, SHORT_SIDE = 8192, 256
 
 def kernels(words: Sequence[str]) -> None:
     """Measure the grid; print a table, and keep the results."""
-    headlines = {"action": "store_true", "help": "only the cases with a bar"}
-    run = Run("kernels", __doc__, words, {"--headlines": headlines, **BY_ATTENTION})
-    cases = [*grid(run.tiny)]
-    if run.asked.headlines:
-        cases = cases[: 2 if run.tiny else len(HEADLINES)]
-    if size := run.asked.block_size:
-        cases = [*dict.fromkeys(case._replace(block_size=size) for case in cases)]
-    limits = Limits(run)
-    run.sweep(filter(limits.has, cases), limits.line)
+    names = {"nargs": "+", "choices": [*HEADLINES], "default": [*HEADLINES], "help": "groups"}
+    tune = {"action": "store_true", "help": "tune tiles for these groups"}
+    run = Run("kernels", __doc__, words, {"--headlines": names, "--tune": tune, **BY_ATTENTION})
+    if run.asked.tune and run.asked.attention != TRITON:
+        sys.exit(f"--tune: is for --attention {TRITON} alone, not {run.asked.attention}")
+    limits, size = Limits(run), run.asked.block_size
+    groups = [TINY_CASES] if run.tiny else [HEADLINES[name] for name in run.asked.headlines]
+    for group in groups:
+        sized = (case._replace(block_size=size) if size else case for case in group)
+        cases = [*filter(limits.has, dict.fromkeys(sized))]
+        run.sweep(cases, limits.line)
+        if run.asked.tune and not run.tiny and tuned(run, cases):
+            run.sweep(cases, limits.line)
     cells: dict[str, Callable[[Line], str]] = {
         "case": lambda line: line["case"],
         "µs": lambda line: f"{line[TIMED] * 1e6:,.1f}",
@@ -77,6 +87,28 @@ def kernels(words: Sequence[str]) -> None:
         "of the limit": lambda line: f"{line['of_limit']:.0%}",
     }
     run.close(cells)
+
+
+def tuned(run: Run, cases: Sequence[Case]) -> bool:
+    """Tune tiles for these cases, where this code has not done so: whether there are new ones. What
+    fails leaves the old ones."""
+    assert run.place is not None
+    kept, new, about = run.place / tuning.PATH.name, False, dict(run.content)
+    gpu = Gpu(about.pop("device"), tuning.capability(run.device), about, run.device)
+    entries = tuning.read(kept) if kept.exists() else []
+    done = {(e.kernel, e.heads.cache) for e in entries if e.measured["code"] == about["code"]}
+    for kernel, cache in dict.fromkeys((case.kernel, case.cache) for case in cases):
+        if (kernel, cache) in done:
+            continue
+        try:
+            entry = tuned_attention(BASE, kernel, cache, gpu, run.asked.rounds)
+        except Exception as problem:
+            print(f"{kernel}, {cache}: {problem}; its tiles stay", file=sys.stderr, flush=True)
+        else:
+            add(entry, tuning.PATH)
+            add(entry, kept)
+            new = True
+    return new
 
 
 class Limits:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from functools import cache, cached_property
 from typing import Any, NamedTuple
 
@@ -82,6 +82,11 @@ class Case(NamedTuple):
         return "prefill" if self.queries == self.context else "chunk"
 
     @property
+    def kernel(self) -> str:
+        """The one that computes it."""
+        return "decode" if self.queries == 1 else "prefill"
+
+    @property
     def shape(self) -> ModelShape:
         return shape_of(self.model) if isinstance(self.model, str) else self.model
 
@@ -118,40 +123,33 @@ class Case(NamedTuple):
         return what if self.cache == AUTO else f"{what}, {self.cache}"
 
 
-DECODE = Case(BASE, 64, 1, 4096)
-PREFILL = Case(BASE, 1, 8192, 8192)
-LONE = Case(BASE, 1, 1, LONG)
+DECODE, SHORT, LONE = Case(BASE, 64, 1, 4096), Case(BASE, 64, 1, 1024), Case(BASE, 1, 1, LONG)
 BESIDE = Case(BASE, 63, 1, 1024, beside=LONG)
 WIDE = DECODE._replace(block_size=128)
-HEADLINES = [case._replace(cache="fp8_e4m3") for case in (DECODE, LONE, BESIDE)]
-HEADLINES += [DECODE, WIDE, PREFILL, LONE, BESIDE, PREFILL._replace(cache="fp8_e4m3")]
-"""The cases with bars and goals, decodes over 8-bit tiles first."""
+PREFILL, SHORTER = Case(BASE, 1, 8192, 8192), Case(BASE, 1, 2048, 2048)
 
 
-def grid(tiny: bool) -> Iterator[Case]:
-    """The cases with bars; then batch and context with one model, dtypes of the cache, and models
-    and block sizes with one batch and context each."""
-    if tiny:
-        for size in (8, 16):
-            yield Case("little", 3, 1, 40, size)
-            yield Case("little", 2, 24, 24, size)
-            yield Case("little", 2, 8, 24, size)
-        yield from (Case("little", 3, 1, 40, cache=cache) for cache in FORMATS)
-        yield Case("little", 3, 1, 20, 8, beside=70)
-        return
-    decodes = [Case(BASE, b, 1, c) for b in (1, 8, 64, 256) for c in (512, 4096)]
-    decodes += [Case(BASE, b, 1, 32768) for b in (1, 8)]
-    prefills = [Case(BASE, b, n, n) for b, n in ((1, 512), (8, 1024), (1, 4096), (1, 32768))]
-    chunks = [Case(BASE, b, 512, 8192) for b in (1, 4)]
-    chunks += [Case(BASE, b, 20, 32000) for b in (1, 8)]  # an agent's call
-    eight = [case for case in decodes if case.context > 512] + [prefills[2], chunks[0]]
-    cases = [*HEADLINES, *decodes, *prefills, *chunks]
-    cases += [case._replace(cache="fp8_e4m3") for case in eight]
-    cases.append(DECODE._replace(cache="fp8_e5m2"))
-    for case in (DECODE, Case(BASE, 1, 4096, 4096)):
-        cases += [case._replace(model=model) for model in SHAPES if model != BASE]
-        cases += [case._replace(block_size=size) for size in (8, 32, 64, 128)]
-    yield from dict.fromkeys(cases)
+def eight(case: Case) -> Case:
+    """The case with an 8-bit cache."""
+    return case._replace(cache="fp8_e4m3")
+
+
+HEADLINES: Mapping[str, Sequence[Case]] = {
+    "eight": [eight(DECODE), eight(SHORT), eight(LONE)],
+    "prefill": [PREFILL],
+    "prefills": [SHORTER, eight(PREFILL), eight(SHORTER)],
+    "mixed": [eight(BESIDE), BESIDE],
+    "decode": [DECODE, SHORT, LONE, WIDE],
+}
+"""The cases in the table of GPUs, in the order in which they are measured."""
+
+
+TINY_CASES = [
+    *(Case("little", 3, 1, 40, size) for size in (8, 16)),
+    *(Case("little", 2, queries, 24) for queries in (8, 24)),
+    *(Case("little", 3, 1, 40, cache=cache) for cache in FORMATS),
+    Case("little", 3, 1, 20, 8, beside=70),
+]
 
 
 class Problem:

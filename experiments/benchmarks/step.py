@@ -178,7 +178,9 @@ class Bench:
 
     def measured(self, arm: Arm) -> Line:
         """The line of an arm."""
-        wanted = self._without(arm) if arm.ahead else None
+        wanted = self._tokens.get(arm._replace(ahead=False))
+        if arm.ahead and wanted is None:
+            raise RuntimeError("there is nothing to compare its tokens with")
         engine = self.engine(arm)
         line: Line = {}
         if not (arm.ahead or arm.sampled):
@@ -193,7 +195,7 @@ class Bench:
             engine.step()
         requests = engine.scheduler.requests
         tokens = {name: list(request.outputs[0][:WARM_UP]) for name, request in requests.items()}
-        if tokens != (wanted or tokens):
+        if arm.ahead and tokens != wanted:
             raise RuntimeError("other tokens than without async_scheduling")
         self._tokens[arm] = tokens
         before, seconds = context_tokens(engine), []
@@ -212,15 +214,6 @@ class Bench:
             TIMED: median(seconds),
             "to_limit": median(seconds) / limit,
         }
-
-    def _without(self, arm: Arm) -> dict[Any, list[int]]:
-        """The tokens of the arm without async_scheduling, if they are right."""
-        base = arm._replace(ahead=False)
-        if base not in self._tokens:  # --resume left it out, or it failed
-            self.measured(base)
-        if base not in self._tokens:
-            raise RuntimeError("there is nothing to compare its tokens with")
-        return self._tokens[base]
 
     def next_step(self, engine: LLMEngine, arm: Arm) -> tuple[StepPlan, Callable[[], Tensor], Line]:
         """The next step, a call that computes its logits, and their error: of the first or the last

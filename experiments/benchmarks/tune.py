@@ -13,7 +13,6 @@ those with wrong results. An entry is written as soon as it is known.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
@@ -26,6 +25,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from pagedsim.core import PagedsimError
 from pagedsim.experiments.benchmarks.device import facts, gpu, medians
 from pagedsim.experiments.benchmarks.harness import main_of, parse
 from pagedsim.experiments.benchmarks.shapes import LONG, SHAPES, Case, Problem, shape_of
@@ -36,15 +36,15 @@ from pagedsim.kernels.tuning import DEFAULT, Cut, Heads
 
 DTYPE = torch.bfloat16
 DECODES = (
-    *((1, 512, 0), (1, 4096, 0), (8, 4096, 0), (64, 512, 0), (64, 1024, 0), (64, 4096, 0)),
-    *((256, 1024, 0), (8, 32768, 0), (1, LONG, 0), (63, 1024, LONG)),
+    *((64, 4096, 0), (64, 1024, 0), (1, LONG, 0), (63, 1024, LONG)),
+    *((1, 512, 0), (8, 4096, 0), (256, 1024, 0)),
 )
-"""Batch, context, and the context of one more sequence; 0: none."""
-PREFILLS = ((1, 512, 512), (1, 4096, 4096), (2, 512, 8192))
+"""Batch, context, and the context of one more sequence; 0: none. First those of the headlines."""
+PREFILLS = ((1, 512, 512), (1, 8192, 8192), (1, 2048, 2048), (2, 512, 8192))
 """Batch, query tokens, context."""
 FULL_ROWS = 4096
 """Query tokens that fill the rows of a prefill's tile."""
-ROWS, KEYS, WARPS, STAGES = (64, 128), (64, 128), (4, 8), (3, 5, 7)
+ROWS, KEYS, WARPS, STAGES = (64, 128), (64, 128), (4, 8), (3, 5)
 """Of tiles: few, since compiling a candidate takes longer than timing it."""
 PARTS, MOST = (256, 512, 1024, 2048), 128
 """Of a decode's contexts: keys of each, and how many at most."""
@@ -75,7 +75,7 @@ def best(cuts: Iterable[Cut], cases: Iterable[Case], gpu: Gpu, rounds: int) -> t
     for case in cases:
         seconds = race(left, case, gpu.device, rounds)
         if default not in seconds:
-            sys.exit(f"{case}: wrong already with the default, {default}")
+            raise PagedsimError(f"{case}: wrong already with the default, {default}")
         left = [cut for cut in left if cut in seconds]
         for cut in left:
             ratios[cut].append(seconds[cut] / seconds[default])
@@ -95,11 +95,14 @@ def tune(words: Sequence[str]) -> None:
     asked = parse(__doc__, words, options)
     gpu = this_gpu(words)
     for model, kernel in product(asked.models, asked.kernels):
-        entry = tuned_attention(model, kernel, asked.kv_cache_dtype, gpu, asked.rounds)
-        known = tuning.read(asked.table) if asked.table.exists() else []
-        tuning.write([*known, entry], asked.table)
-        times = f"{entry.measured['of_default_seconds']:.3f} of the default's time"
-        print(f"{entry.heads}: {times} with {entry.tiles}, {entry.split}", flush=True)
+        add(tuned_attention(model, kernel, asked.kv_cache_dtype, gpu, asked.rounds), asked.table)
+
+
+def add(entry: tuning.Entry, path: Path) -> None:
+    """Add an entry to a table's file, and say what it gains."""
+    tuning.write([*(tuning.read(path) if path.exists() else []), entry], path)
+    times = f"{entry.measured['of_default_seconds']:.3f} of the default's time"
+    print(f"{entry.heads}: {times} with {entry.tiles}, {entry.split}", flush=True)
 
 
 def tuned_attention(model: str, kernel: str, cache: str, gpu: Gpu, rounds: int) -> tuning.Entry:

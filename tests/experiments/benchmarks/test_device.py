@@ -24,7 +24,7 @@ from pagedsim.experiments.benchmarks import (  # noqa: E402
     kernels,
     step,
 )
-from pagedsim.experiments.benchmarks.shapes import Problem, grid  # noqa: E402
+from pagedsim.experiments.benchmarks.shapes import TINY_CASES, Problem  # noqa: E402
 from pagedsim.experiments.benchmarks.step import Arm  # noqa: E402
 
 QUICK = ["--device", "cpu", "--rounds", "1"]
@@ -41,9 +41,8 @@ def lines(place: Path, name: str) -> list[dict[str, Any]]:
 def test_a_case_that_fails_leaves_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is tried again after the others."""
-    first, *others = map(str, grid(tiny=True))
-    words = [*QUICK, "--resume", "--out", str(tmp_path)]
+    first, *others = map(str, TINY_CASES)
+    words = [*QUICK, "--out", str(tmp_path)]
     right = Problem.attend
 
     def fails(problem: Problem) -> Any:
@@ -56,18 +55,21 @@ def test_a_case_that_fails_leaves_the_others(
         kernels.main(words)
     failed = lines(tmp_path, "kernels")[0]
     assert (failed["case"], failed["failed"]) == (first, "RuntimeError: out of resource")
-    with pytest.raises(SystemExit, match=rf"^not timed: .*{re.escape(first)}"):
-        kernels.main(words)
     cases = {one["case"]: one for one in lines(tmp_path, "kernels")}
     assert cases.keys() == {first, *others} and "seconds" not in cases[first]
     assert all(("seconds" in cases[one]) == ("chunk" not in one) for one in others)
-    assert [*cases][-3:] == [first, *(one for one in others if "chunk" in one)]
     monkeypatch.setattr(Problem, "attend", right)
     kernels.main(words)
     assert all("seconds" in one for one in lines(tmp_path, "kernels"))
     error = capsys.readouterr().err
     assert f"{first}: RuntimeError: out of resource, not timed" in error
     assert "of the norm, not timed" in error
+
+
+def test_tiles_are_tuned_of_our_own_kernels_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "require", lambda name, device: None)
+    with pytest.raises(SystemExit, match=r"^--tune: is for --attention triton alone, not fa$"):
+        kernels.main([*QUICK, "--tune", "--attention", "fa"])
 
 
 # -- swapping --------------------------------------------------------------------------------------
@@ -187,26 +189,23 @@ def test_a_digest_is_of_the_code_and_its_places(
     assert digest("pagedsim/report/d.py") == digest("conf/e.yaml") == digest()
 
 
-def test_lines_measured_the_same_way_are_kept(
+def test_lines_of_other_cases_are_kept_if_measured_the_same_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def measured(*words: str) -> list[int]:
-        """The cases that are measured."""
-        cases: list[int] = []
-
-        def line(case: host.Batch) -> dict[str, Any]:
-            cases.append(case.requests)
-            return {"seconds": 1}
-
-        words = ("--device", "cpu", *words, "--out", str(tmp_path), "--resume")
+    def measured(*requests: int, rounds: int = 1) -> list[tuple[str, int]]:
+        """Cases and seconds in the file afterwards."""
+        words = ("--device", "cpu", "--rounds", str(rounds), "--out", str(tmp_path))
         run = device.Run("kernels swap", None, words)
-        run.sweep([host.Batch(1, False)], line)
-        return cases
+        cases = (host.Batch(number, False) for number in requests)
+        run.sweep(cases, lambda case: {"seconds": len(requests)})
+        return [(one["case"], one["seconds"]) for one in lines(tmp_path, "swap")]
 
-    assert (measured(), measured(), measured("--rounds", "4")) == ([1], [], [1])
+    assert measured(1) == [("1", 1)]
+    assert measured(2, 3) == [("1", 1), ("2", 2), ("3", 2)]
+    assert measured(2) == [("1", 1), ("2", 1), ("3", 2)]
+    assert measured(5, rounds=2) == [("5", 1)]
     kept = json.loads((tmp_path / "swap.json").read_text())
-    assert [one["case"] for one in kept["cases"]] == ["1"]
-    assert kept["command"].endswith("benchmarks.kernels swap --device cpu --rounds 4 --resume")
+    assert kept["command"].endswith("benchmarks.kernels swap --device cpu --rounds 2")
     assert {"driver", "torch", "triton", "date", *device.SAME} <= set(kept)
-    monkeypatch.setattr(device, "tiles", lambda name: "others")
-    assert measured("--rounds", "4") == [1]
+    monkeypatch.setattr(device, "digest", lambda: "others")
+    assert measured(6, rounds=2) == [("6", 1)]

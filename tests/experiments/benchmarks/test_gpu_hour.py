@@ -1,10 +1,12 @@
-"""All measurements of a GPU in slices: parts that fail, stop or are killed, and other machines."""
+"""All measurements of a GPU: parts that fail, stop or are killed, other machines, and what came
+back."""
 
 from __future__ import annotations
 
 import json
 import os
-import signal
+import re
+import shutil
 import subprocess
 import sys
 import time
@@ -17,15 +19,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from pagedsim.experiments.benchmarks import gpu  # noqa: E402
+from pagedsim.experiments.benchmarks import device, gpu, merge, table  # noqa: E402
 from pagedsim.experiments.benchmarks.gpu import (  # noqa: E402
-    BEGUN,
-    CUT,
     DONE,
     FAILED,
     FOLDER,
-    FRONT_DOOR,
-    Ledger,
+    STOPPED,
     Part,
     parts,
 )
@@ -33,13 +32,11 @@ from pagedsim.experiments.benchmarks.harness import NAME  # noqa: E402
 from pagedsim.kernels import tuning  # noqa: E402
 from tests.run.studies import compose  # noqa: E402
 
-TOLD = {"device": "Pretend", "driver": "1", "torch": "2", "date": "today"}
 ROOT = Path(__file__).parents[3]
 PARTS = [
-    *("headlines", "calibrate", "validate", "launch", "step"),
-    *("tiles, decode, 8 bits", "tiles, decode", "tiles, prefill", "tiles, prefill, 8 bits"),
-    *("profile", "host", "swap", *gpu.TESTS, "kernels"),
-    *("headlines, flashinfer", "headlines, fa", "engine"),
+    *("headlines", "launch", "more headlines", "headlines, flashinfer", "headlines, fa"),
+    *("profile", "step", "validate", "host", "swap", "calibrate"),
+    *("tests of kernels", "tests of the engine", "engine"),
 ]
 
 
@@ -59,10 +56,22 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return place
 
 
-def slice_of(wanted: Sequence[Part], place: Path, seconds: float = 60) -> Ledger:
-    ledger = Ledger(place, TOLD)
-    gpu.run(wanted, ledger, seconds)
-    return ledger
+Run = Callable[..., int]
+
+
+@pytest.fixture
+def run(modules: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs these parts, and returns the exit code."""
+
+    def run(*wanted: Part, minutes: float = 1.0) -> int:
+        monkeypatch.setattr(gpu, "parts", lambda device: list(wanted))
+        words = ["--quick", "--out", str(tmp_path / "out"), "--minutes", str(minutes)]
+        with pytest.raises(SystemExit) as ended:
+            gpu.main(words)
+        assert isinstance(ended.value.code, int)
+        return ended.value.code
+
+    return run
 
 
 def states(place: Path) -> dict[str, str]:
@@ -70,91 +79,72 @@ def states(place: Path) -> dict[str, str]:
     return {name: one["state"] for name, one in kept["parts"].items()}
 
 
-# -- slices ----------------------------------------------------------------------------------------
+def begun(text: str) -> list[str]:
+    """The parts that were run."""
+    return re.findall(r"^(\w+): python -m", text, re.MULTILINE)
+
+
+# -- one after another -----------------------------------------------------------------------------
 
 
 def test_a_failed_part_leaves_the_others_and_is_tried_again(
-    modules: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Run, modules: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    wanted = [Part("a", ("fine",)), Part("b", ("broken",))]
-    slice_of(wanted, tmp_path)
-    kept = json.loads((tmp_path / "gpu.json").read_text())
-    assert states(tmp_path) == {"a": DONE, "b": FAILED}
-    assert kept["parts"]["b"]["said"] == ["this is why"]
-    assert kept["parts"]["a"]["command"] == "python -m fine" and "said" not in kept["parts"]["a"]
-    assert {name: kept[name] for name in TOLD} == TOLD
-    capsys.readouterr()
-    wanted.append(Part("c", ("fine", "--new")))
+    broken, fine, late = Part("a", ("broken",)), Part("b", ("fine",)), Part("c", ("fine", "--c"))
+    assert run(broken, fine) == 1
+    place = tmp_path / "out"
+    assert states(place) == {"a": FAILED, "b": DONE}
+    assert (place / "a.log").read_text() == "this is why\n"
     (modules / "broken.py").write_text("print('mended')")
-    slice_of(wanted, tmp_path)
-    said = [line for line in capsys.readouterr().out.splitlines() if line]
-    assert said == ["c: python -m fine --new", "fine", "b: python -m broken", "mended"]
-    slice_of([Part("a", ("fine", "--other"))], tmp_path)
-    assert "a: python -m fine --other" in capsys.readouterr().out
-
-
-def test_the_exit_code_says_what_is_left(
-    modules: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def code(*wanted: Part) -> object:
-        monkeypatch.setattr(gpu, "parts", lambda device: list(wanted))
-        with pytest.raises(SystemExit) as ended:
-            gpu.main(["--device", "cpu", "--out", str(tmp_path), "--minutes", "0.5"])
-        return ended.value.code
-
-    fine, broken, late = (
-        Part("a", ("fine",)),
-        Part("b", ("broken",)),
-        Part("c", ("fine",), least=60),
-    )
-    assert [code(fine), code(fine, broken), code(fine, broken, late)] == [0, 1, gpu.GOES_ON]
+    capsys.readouterr()
+    assert run(broken, fine, late) == 0
     printed = capsys.readouterr().out
-    assert "| a | done | " in printed and "| c | not begun |  |" in printed
+    assert begun(printed) == ["a", "c"] and "| c | done | " in printed
+    run(Part("b", ("fine", "--other")))
+    assert begun(capsys.readouterr().out) == ["b"]
 
 
 def test_another_machine_goes_on_from_the_folder(
-    modules: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Under another name."""
-    wanted = [Part("a", ("writes", "{out}")), Part("b", ("fine",), least=1e6)]
-    slice_of(wanted, tmp_path / "here")
-    assert states(tmp_path / "here") == {"a": DONE}
+    wanted = Part("a", ("writes", FOLDER)), Part("b", ("endless",), most=0.4)
+    assert run(*wanted) == gpu.GOES_ON
+    assert states(tmp_path / "out") == {"a": DONE, "b": STOPPED}
+    (tmp_path / "out").rename(tmp_path / "there")
+    (tmp_path / "there").rename(tmp_path / "out")
     capsys.readouterr()
-    there = (tmp_path / "here").rename(tmp_path / "there")
-    assert (there / "written.json").read_text() == "{}"
-    wanted[1] = wanted[1]._replace(least=0.0)
-    slice_of(wanted, there)
-    assert capsys.readouterr().out.startswith("b: python -m fine")
-    with pytest.raises(SystemExit, match=r"^--out [^\n]*: is of Pretend, and this is Another"):
-        Ledger(there, {**TOLD, "device": "Another"})
+    assert run(wanted[0], Part("b", ("fine",))) == 0
+    assert begun(capsys.readouterr().out) == ["b"]
+    path = tmp_path / "out" / "gpu.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "device": "Another"}))
+    with pytest.raises(SystemExit, match=r"^--out [^\n]*: is of Another, and this is "):
+        gpu.main(["--quick", "--out", str(tmp_path / "out")])
 
 
-def test_a_part_that_does_not_end_is_stopped(
-    modules: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_end_of_the_time_leaves_the_rest(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A part that reaches its limit leaves time to the others and comes last in the next slice."""
-    wanted = [Part("a", ("endless",), most=0.4, least=0), Part("b", ("fine",), least=0)]
-    ledger = slice_of(wanted, tmp_path)
-    assert states(tmp_path) == {"a": CUT, "b": DONE}
-    assert 0.4 <= ledger.parts["a"]["seconds"] < 5 and ledger.parts["a"]["said"] == ["begun"]
-    capsys.readouterr()
-    slice_of([*wanted, Part("c", ("fine", "--c"), least=0)], tmp_path, seconds=0.6)
-    assert capsys.readouterr().out.split("\n")[0] == "c: python -m fine --c"
+    assert run(Part("a", ("endless",)), Part("b", ("fine",)), minutes=0.01) == gpu.GOES_ON
+    assert states(tmp_path / "out") == {"a": STOPPED}
+    assert "| b | not begun |  |" in capsys.readouterr().out
+    assert (tmp_path / "out" / "a.log").read_text() == "begun\n"
+
+
+def test_a_race_without_its_package_is_left_out(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(Part("headlines, fa", ("broken",)), Part("b", ("fine",))) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("headlines, fa: left out, attention=fa: must be triton on device=cpu")
+    assert begun(printed) == ["b"]
 
 
 KILLED = """
 import sys
-from pathlib import Path
 from pagedsim.experiments.benchmarks import gpu
-from pagedsim.experiments.benchmarks.gpu import Ledger
 from pagedsim.experiments.benchmarks.gpu import Part
-place = Path(sys.argv[1])
-gpu.signal.signal(gpu.signal.SIGTERM, gpu.signal.default_int_handler)
-wanted = [Part("a", ("fine",)), Part("b", ("leaves", "{out}")), Part("c", ("fine", "--c"))]
-gpu.run(wanted, Ledger(place, {"device": "Pretend"}), 60)
+gpu.parts = lambda device: [Part("a", ("fine",)), Part("b", ("leaves", gpu.FOLDER))]
+gpu.main(["--quick", "--out", sys.argv[1]])
 """
 LEAVES = """
 import os, sys, time
@@ -163,12 +153,7 @@ time.sleep(60)
 """
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
-)
-def test_a_killed_run_loses_the_part_under_way(
-    number: signal.Signals, modules: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_killed_run_loses_the_part_under_way(modules: Path, tmp_path: Path) -> None:
     (modules / "leaves.py").write_text(LEAVES)
     place = tmp_path / "out"
     words = [sys.executable, "-c", KILLED, str(place)]
@@ -177,17 +162,12 @@ def test_a_killed_run_loses_the_part_under_way(
         words, cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, stderr=subprocess.PIPE
     ) as run:
         pid = int(waited_for(lambda: (place / "pid.txt").exists(), place / "pid.txt"))
-        run.send_signal(number)
+        run.terminate()
         run.communicate()
     assert run.returncode != 0
     status = Path(f"/proc/{pid}/status")  # the part under way has ended, too
     waited_for(lambda: not status.exists() or "\nState:\tZ" in status.read_text())
-    assert states(place) == {"a": DONE, "b": BEGUN}
-    (modules / "leaves.py").write_text("print('mended')")
-    wanted = [Part("a", ("fine",)), Part("b", ("leaves", "{out}")), Part("c", ("fine", "--c"))]
-    slice_of(wanted, place)
-    said = [line for line in capsys.readouterr().out.splitlines() if line]
-    assert said == ["b: python -m leaves FOLDER", "mended", "c: python -m fine --c", "fine"]
+    assert states(place) == {"a": DONE}
 
 
 def waited_for(known: Callable[[], bool], path: Path | None = None) -> str:
@@ -199,22 +179,109 @@ def waited_for(known: Callable[[], bool], path: Path | None = None) -> str:
     raise AssertionError("it is not so within a minute")
 
 
-def test_tuned_tiles_are_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As far as they were written when a part was stopped."""
-    entries = tuning.read()
-    monkeypatch.setattr(tuning, "PATH", tmp_path / "kernels" / "tuned.json")
-    tuning.PATH.parent.mkdir()
-    read, write = tuning.read, tuning.write
-    monkeypatch.setattr(tuning, "read", lambda path=tuning.PATH: read(path))
-    monkeypatch.setattr(tuning, "write", lambda lines, path=tuning.PATH: write(lines, path))
-    tuning.write(entries[:1])
-    for text in ("[", "[{}]"):
-        (tmp_path / "tuned.json").write_text(text)
-        gpu.main(["--merge", str(tmp_path)])
-        assert tuning.read() == entries[:1]
-    tuning.write(entries, tmp_path / "tuned.json")
-    gpu.main(["--merge", str(tmp_path)])
-    assert tuning.read() == entries and len(entries) > 1
+# -- what came back --------------------------------------------------------------------------------
+
+RESULTS = ROOT / "experiments" / "results" / merge.SHOWN
+
+
+@pytest.fixture
+def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of what a merge writes to, in which nothing was measured lately."""
+    place = tmp_path / "clone"
+    for path in ("README.md", merge.PERFORMANCE, merge.FIDELITY):
+        (place / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / path, place / path)
+    results = place / "experiments" / "results"
+    shutil.copytree(RESULTS, results / merge.SHOWN)
+    monkeypatch.setattr(merge, "ROOT", place)
+    monkeypatch.setattr(device, "RESULTS", results)
+    monkeypatch.setattr(tuning, "add", lambda path: None)
+    return place
+
+
+@pytest.mark.parametrize("kind", ["folder", "gztar", "zip"])
+def test_an_archive_becomes_committed_results(
+    kind: str, clone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "archive" / "h100"
+    shutil.copytree(RESULTS, source)
+    changed(source / "kernels.json", '"of_copy": 0.9', '"of_copy": 0.7')
+    changed(source / "validate" / "cost.json", '"constant": 0.00', '"constant": 0.10')
+    (source / "headlines.log").write_text("of a machine")
+    archive = source
+    if kind != "folder":
+        archive = Path(shutil.make_archive(str(tmp_path / "back"), kind, tmp_path / "archive"))
+    gpu.main(["--merge", str(archive)])
+    printed = capsys.readouterr().out
+    assert "  decode.constant: 0.107, was 0.00696\n" in printed
+    assert "README.md: new figures; " in printed and "performance.md: " in printed
+    assert "fidelity.md" not in printed
+    assert "| on an H100: decode attention, 64 × 4,096 | 72 % of a" in text(clone / "README.md")
+    assert "copy's bandwidth | ≥ 75 % | 90 % | 72% | 101% |" in text(clone / merge.PERFORMANCE)
+    committed = device.RESULTS / merge.SHOWN
+    assert text(committed / "kernels.json") == text(source / "kernels.json")
+    assert not (committed / "headlines.log").exists()
+
+
+def text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def changed(path: Path, old: str, new: str) -> None:
+    assert old in text(path)
+    path.write_text(text(path).replace(old, new), encoding="utf-8")
+
+
+def test_what_is_no_archive_gets_one_line(clone: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "back.tar").write_text("no tar")
+    about = {"device": "CPU", "capability": None}
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu" / "gpu.json").write_text(json.dumps(about))
+    for name, said in {
+        "empty": "must have one gpu.json, and has 0",
+        "back.tar": "",
+        "none.zip": "",
+        "cpu": "is of a CPU at tiny sizes, and so no result",
+    }.items():
+        with pytest.raises(SystemExit, match=rf"^--merge [^\n]*{name}: [^\n]*{said}[^\n]*$"):
+            gpu.main(["--merge", str(tmp_path / name)])
+
+
+def test_pages_have_the_figures_of_the_files() -> None:
+    """`python -m pagedsim.experiments.benchmarks.gpu --merge` of what is committed changes none."""
+    for path, page in merge.pages().items():
+        assert text(path) == page
+
+
+def test_what_vllm_takes_is_of_the_installed_tables(
+    clone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("aiconfigurator_core")
+    monkeypatch.setattr(table, "RESULTS", device.RESULTS)
+    path = device.RESULTS / merge.SHOWN / "peers.json"
+    path.unlink()
+    table.main(["peers"])
+    assert text(path) == text(RESULTS / "peers.json")
+
+
+@pytest.mark.slow
+def test_all_parts_at_tiny_sizes(clone: Path, tmp_path: Path) -> None:
+    """What they leave, as if of a GPU, can be merged, and the table shows it."""
+    with pytest.raises(SystemExit) as ended:
+        gpu.main(["--device", "cpu", "--quick", "--out", str(tmp_path / "out")])
+    assert ended.value.code == 0
+    for path in (tmp_path / "out").glob("*.json"):
+        about = json.loads(text(path))
+        path.write_text(json.dumps({**about, "device": "Pretend", "capability": [9, 0]}))
+    gpu.main(["--merge", shutil.make_archive(str(tmp_path / "back"), "tar", tmp_path / "out")])
+    head, *rows = [line.split(" | ") for line in table.written(device.RESULTS).splitlines()]
+    column = head.index("Pretend |")
+    assert {row[0]: row[column] for row in rows if row[column].strip(" |")}.keys() >= {
+        "| first token, mean, at half load, at the knee, in overload",
+        "| tokens a second: times transformers' `generate_batch`, a weak peer",
+        "| host's part of a decode step, 64 requests",
+    }
 
 
 # -- the parts -------------------------------------------------------------------------------------
@@ -232,30 +299,16 @@ def test_every_part_takes_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
         parse(self, words)
         raise Understood
 
-    whole = [part.name for part in parts("cuda")]
-    assert whole == PARTS
-    for device in ("cuda", "cpu"):
-        found = parts(device)
-        names = [part.name for part in found]
-        assert names == [name for name in whole if device == "cuda" or "tiles" not in name]
-        for part in found:
-            if part.words[0] == FRONT_DOOR:
-                composes(part, device)
+    assert [part.name for part in parts("cuda")] == PARTS
+    for kind in ("cuda", "cpu"):
+        for part in parts(kind):
+            if part.words[0] == "pagedsim":
+                composes(part, kind)
             elif part.words[0] != "pytest":
                 module: Any = __import__(part.words[0], fromlist=["main"])
                 with monkeypatch.context() as patch, pytest.raises(Understood):
                     patch.setattr(ArgumentParser, "parse_args", parsed)
                     module.main(part.words[1:])
-
-
-@pytest.mark.slow
-def test_every_file_with_tests_for_a_gpu_is_a_part() -> None:
-    words = [sys.executable, "-m", "pytest", "--collect-only", "-qq", "-m", "gpu", "tests/kernels"]
-    ended = subprocess.run([*words, "tests/engine"], cwd=ROOT, capture_output=True, text=True)
-    files = {
-        line.partition(":")[0] for line in ended.stdout.splitlines() if line.startswith("test")
-    }
-    assert files == {*gpu.TESTS}
 
 
 def composes(part: Part, device: str) -> None:
@@ -315,8 +368,8 @@ sys.meta_path[:] = [
 
 @pytest.mark.slow
 def test_every_module_of_a_part_imports(tmp_path: Path) -> None:
-    every = {part.words[0] for part in (*parts("cuda"), *parts("cpu"))} - {"pytest"}
-    names = sorted({*every, f"{NAME}.gpu", f"{NAME}.table"} - {FRONT_DOOR})
+    every = {part.words[0] for part in parts("cuda")} - {"pytest", "pagedsim"}
+    names = sorted({*every, f"{NAME}.gpu", f"{NAME}.table"})
     (tmp_path / "sitecustomize.py").write_text(SITECUSTOMIZE)
     listed = "import importlib.util as u\n" + "\n".join(f"import {name}" for name in names)
     listed += f"\nprint([name for name in {ABSENT} if u.find_spec(name)])"

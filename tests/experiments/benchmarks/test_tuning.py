@@ -16,7 +16,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from pagedsim.core import SamplingParams  # noqa: E402
+from pagedsim.core import PagedsimError, SamplingParams  # noqa: E402
 from pagedsim.engine.sampler import Row, Rows, Sampler, stream_key  # noqa: E402
 from pagedsim.experiments.benchmarks import tune  # noqa: E402
 from pagedsim.experiments.benchmarks.shapes import BASE, Case  # noqa: E402
@@ -36,9 +36,9 @@ needs_triton = pytest.mark.skipif(
 
 
 def price(cut: Cut, case: Case) -> float:
-    """Makes 128 keys, 8 warps and 7 stages the best tiles, and parts of 512 the best split."""
+    """Makes 128 keys, 8 warps and 3 stages the best tiles, and parts of 512 the best split."""
     tiles, split = cut
-    wrong = (tiles.keys != 128) + (tiles.warps != 8) + (tiles.stages != 7) + (tiles.rows == 128)
+    wrong = (tiles.keys != 128) + (tiles.warps != 8) + (tiles.stages != 3) + (tiles.rows == 128)
     return case.flop * (1 + wrong + 0.1 * (split.part != 512))
 
 
@@ -59,8 +59,8 @@ def race(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def test_the_fastest_that_fits_is_chosen(race: dict[str, Any]) -> None:
     prefill, decode = (tuned_attention(BASE, one, "auto", GPU, 1) for one in KERNELS)
-    assert (prefill.tiles, prefill.split) == (Tiles(64, 128, 8, 7), Split())
-    assert (decode.tiles, decode.split) == (Tiles(16, 128, 8, 7), Split(512, 128))
+    assert (prefill.tiles, prefill.split) == (Tiles(64, 128, 8, 3), Split())
+    assert (decode.tiles, decode.split) == (Tiles(16, 128, 8, 3), Split(512, 128))
     assert decode.heads == Heads(8, 4, 128, 2) and decode.measured["date"] == "today"
     # One of three steps of the tiles' price, where the default has 64 keys, 4 warps, 5 stages.
     assert decode.measured["of_default_seconds"] == pytest.approx(1 / 4.1, abs=1e-4)
@@ -69,7 +69,9 @@ def test_the_fastest_that_fits_is_chosen(race: dict[str, Any]) -> None:
     assert decode.heads == Heads(8, 4, 128, 2, "fp8_e4m3")
     assert decode.measured["of_default_seconds"] == 1.0 and decode.split == Split(1024, 128)
     race["price"] = None
-    with pytest.raises(SystemExit, match=r"^prefill 1 × 512.*: wrong already with the default, "):
+    with pytest.raises(
+        PagedsimError, match=r"^prefill 1 × 512.*: wrong already with the default, "
+    ):
         tuned_attention(BASE, "prefill", "auto", GPU, 1)
 
 
