@@ -328,6 +328,8 @@ def sweep(
         raise ConfigError(f"{over}: the values of a sweep must be plain; compare takes objects")
     changes, arms = changes_from(_whole(settings, more))
     study: dict[str, Any] = {"over": _ALIASES.get(over, over), "values": list(values)}
+    if isinstance(facets, Mapping):
+        facets = {_ALIASES.get(name, name): some for name, some in facets.items()}
     study |= {"facets": facets, "bounds": bounds}
     own = [Change(f"study.{key}", _plain(f"study.{key}", value)) for key, value in study.items()]
     return _executed([Change("experiment", "sweep"), *own, *changes], arms, folder)

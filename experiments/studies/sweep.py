@@ -11,7 +11,9 @@ from pagedsim.core import ConfigError
 from pagedsim.experiments.studies.bisection import Bound, bounds_of, missed, validate_clients
 from pagedsim.experiments.studies.compare import (
     Compare,
+    are_texts,
     check_baseline,
+    check_overrides,
     refuse_of_an_arm,
 )
 from pagedsim.metrics.arms import DEFAULT_METRICS, Arms, Run
@@ -32,9 +34,6 @@ from pagedsim.run.runs import Runs
 from pagedsim.run.study import Analysis
 from pagedsim.spec.run import RunSpec
 
-_MOST = 3
-"""Sentences for each arm, of the metrics with the largest effects."""
-
 
 def sweep(
     title: str,
@@ -46,9 +45,11 @@ def sweep(
     arms: Mapping[str, Sequence[str]] | None = None,
     facets: Mapping[str, Sequence[object]] | None = None,
     bounds: Mapping[str, object] | None = None,
+    usual: Mapping[str, Sequence[str]] | None = None,
 ) -> Compare:
-    """The comparison of `over=value` for each of `values`; with `arms` or `facets` that of the arms
-    at each value."""
+    """The comparison of `over=value` for each of `values`; with `arms` (None: `usual`) or `facets`
+    that of the arms at each value."""
+    arms = arms or usual
     _check_values("values", values)
     if not isinstance(over, str):
         raise ConfigError(
@@ -56,10 +57,11 @@ def sweep(
         )
     refuse_of_an_arm(f"over={over}", over)
     if arms or facets:
-        held = None if baseline is None else typed(baseline)
         named = arms or {"run": []}
+        check_overrides(named)
+        first = next(iter(named)) if baseline is None else typed(baseline)
         return Curves(
-            title, question, named, held, metrics, over, values=values, facets=facets or {},
+            title, question, named, first, metrics, over, values=values, facets=facets or {},
             bounds=bounds or {},
         )  # fmt: skip
     if bounds:
@@ -77,11 +79,24 @@ def _check_values(key: str, values: object) -> None:
         raise ConfigError(f"{key}={list(values)}: must differ from each other")
 
 
+def _check_facets(facets: object) -> None:
+    if not isinstance(facets, Mapping) or not are_texts([*facets]):
+        raise ConfigError(f"facets={facets}: must be a mapping of settings to lists")
+    for key, values in facets.items():
+        refuse_of_an_arm(f"facets: {key}", key)
+        _check_values(f"facets.{key}", values)
+
+
 def typed(value: object) -> str:
     """A value as on the command line."""
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _setting(key: str) -> str:
+    """What a key sets, by the name that it has among the settings that arms vary."""
+    return key.lstrip("+").removesuffix("._target_")
 
 
 @dataclass(frozen=True)
@@ -99,17 +114,19 @@ class Curves(Compare):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for key, values in self.facets.items():
-            refuse_of_an_arm(f"facets: {key}", key)
-            _check_values(f"facets.{key}", values)
+        _check_facets(self.facets)
         if self.swept in self.facets:
             raise ConfigError(f"facets: {self.swept}: is what the study is over")
+        for name, changes in self.arms.items():
+            for word in changes:
+                if _setting(word.partition("=")[0]) in self.conditions:
+                    raise ConfigError(f"arms.{name}: {word}: is what arms are compared along")
         if self.bounds:
             bounds_of(self.bounds)
 
     @property
     def conditions(self) -> Sequence[str]:  # type: ignore[override]
-        return (self._over, *self.facets)
+        return tuple(map(_setting, (self._over, *self.facets)))
 
     @property
     def _over(self) -> str:
@@ -131,7 +148,7 @@ class Curves(Compare):
 
     def _arm(self, name: str, condition: Sequence[tuple[str, object]]) -> Arm:
         words = [f"{key}={typed(value)}" for key, value in condition]
-        at = [f"{key.rpartition('.')[2]}={typed(value)}" for key, value in condition]
+        at = [f"{_setting(key).rpartition('.')[2]}={typed(value)}" for key, value in condition]
         return Arm(", ".join([name, *at]), [*self.arms[name], *words], series=name)
 
     def check(self, jobs: Sequence[Job]) -> None:
@@ -182,7 +199,9 @@ class SustainedLoad:
         least, most = self.tried
         inside = [min(max(load, least), most) for load in loads]
         value = estimate(inside)
-        return value if inside == loads else NO_ESTIMATE._replace(mean=value.mean)
+        if inside != loads:
+            return NO_ESTIMATE._replace(mean=value.mean)
+        return value._replace(low=max(value.low, 0.0))
 
     @property
     def text(self) -> str:

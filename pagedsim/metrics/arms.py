@@ -19,7 +19,7 @@ from pagedsim.metrics.result import added_up, of_whom
 from pagedsim.metrics.stability import mean_backlogs, overload_of
 from pagedsim.metrics.steps import REPLICA
 from pagedsim.metrics.tables import Requests
-from pagedsim.metrics.variation import Cell, Variation
+from pagedsim.metrics.variation import Cell, Variation, ascending
 
 
 @dataclass(frozen=True)
@@ -121,9 +121,14 @@ class Arms:
 
     @property
     def cells(self) -> list[Cell]:
-        """The cells of the conditions in which any arm ran; one without values if there are no
-        conditions."""
-        return list(dict.fromkeys(map(self.variation.cell_of, self.arms)))
+        """The cells of the conditions in which any arm ran, numbers of the first from the least
+        on; one without values if there are no conditions."""
+        cells = dict.fromkeys(map(self.variation.cell_of, self.arms))
+        if not self.variation.conditions:
+            return list(cells)
+        values = ascending(value for value, *_ in cells)
+        facets = dict.fromkeys(tuple(facet) for _, *facet in cells)
+        return [cell for facet in facets for value in values if (cell := (value, *facet)) in cells]
 
     def within(self, cell: Cell) -> Arms:
         """The arms of one cell, under the names of their series."""
@@ -138,6 +143,11 @@ class Arms:
             swept=None,
             variation=Variation(),
         )
+
+    @property
+    def compared(self) -> bool:
+        """Whether the baseline has runs; without, the arms of a cell are not compared."""
+        return self.baseline in self.arms
 
     @property
     def focus(self) -> tuple[str, Arms]:

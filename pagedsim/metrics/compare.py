@@ -178,7 +178,7 @@ def compare(study: Arms, metrics: Iterable[str] | None = None) -> list[Compariso
 def _within(study: Arms, cell: Cell, metrics: Iterable[str] | None) -> Iterator[Comparison]:
     """The comparisons of a cell, with the arms' own names; none if it lacks the baseline."""
     variation, inside = study.variation, study.within(cell)
-    if inside.baseline not in inside.arms:
+    if not inside.compared:
         return
     arms = {variation.series[arm]: arm for arm in study.arms if variation.cell_of(arm) == cell}
     for change in compare(inside, metrics):

@@ -17,7 +17,7 @@ from pagedsim.metrics.compare import (
     values_of,
 )
 from pagedsim.metrics.result import added_up
-from pagedsim.metrics.variation import Cell
+from pagedsim.metrics.variation import Cell, are_numbers, ascending
 
 FEW = 4
 """Maximum number of arms with a sentence each."""
@@ -259,7 +259,7 @@ def overloads(study: Arms) -> Iterator[str]:
     if not variation.conditions:
         return
     name = variation.conditions[0].rpartition(".")[2]
-    values = list(dict.fromkeys(value for value, *_ in study.cells))
+    values = ascending(value for value, *_ in study.cells)
     for arm in study.arms:
         value, *_ = cell = variation.cell_of(arm)
         if not study.keeps_up(arm):
@@ -285,7 +285,7 @@ def _course(changes: Sequence[Comparison], study: Arms) -> str:
     """Where along the sweep an arm is better and where worse, and by how much at the most."""
     variation = study.variation
     name = variation.conditions[0].rpartition(".")[2]
-    values = list(dict.fromkeys(variation.cell_of(arm)[0] for arm in study.arms))
+    values = ascending(value for value, *_ in study.cells)
     gains = {variation.cell_of(change.arm)[0]: change.gain for change in changes}
     client = "" if changes[0].client is None else f"{changes[0].client} "
     words = [
@@ -302,8 +302,9 @@ def _course(changes: Sequence[Comparison], study: Arms) -> str:
 
 def _stretch(values: Sequence[object], some: Sequence[object], name: str) -> str:
     """A part of the values of a sweep: "from rate 4 on", "up to rate 2", "at rate 2 and 4"."""
-    places = [values.index(value) for value in some]
-    whole = places == list(range(places[0], places[-1] + 1))
+    places = sorted(values.index(value) for value in some)
+    some = [values[place] for place in places]
+    whole = are_numbers(values) and places == list(range(places[0], places[-1] + 1))
     if len(some) == len(values):
         return f"at every {name}"
     if whole and places[-1] == len(values) - 1 and len(some) > 1:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 Value = str | float | bool | None
 """Of a setting; a list or a mapping as it is typed."""
@@ -11,6 +12,17 @@ Cell = tuple[Value, ...]
 """The values of the conditions."""
 _REQUESTS = "workload."
 """Settings that change what is asked for: arms are compared under the same requests."""
+
+
+def are_numbers(values: Iterable[object]) -> bool:
+    """Whether all of them are, so that they have an order."""
+    return all(type(value) in (int, float) for value in values)
+
+
+def ascending(values: Iterable[Any]) -> list[Any]:
+    """Distinct values: numbers from the least on, others as they come."""
+    distinct = list(dict.fromkeys(values))
+    return sorted(distinct) if are_numbers(distinct) else distinct
 
 
 @dataclass(frozen=True)

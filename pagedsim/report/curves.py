@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pagedsim.metrics.arms import Arms
 from pagedsim.metrics.catalogue import keys_of, label_of, scale_of
 from pagedsim.metrics.compare import Estimate, estimate_of, values_of
-from pagedsim.metrics.variation import Cell, Value
+from pagedsim.metrics.variation import Cell, Value, ascending
 from pagedsim.report.figures import Axis, FigureData, FigureSpec, Panel, Series
 from pagedsim.report.style import key, looks, margins, new_figure, plain_log_ticks, short, tidy
 
@@ -86,13 +86,13 @@ def _series(study: Arms) -> list[str]:
 
 def _points(study: Arms, series: str, facet: Cell, metric: str) -> Points:
     """A metric of a series along the first condition."""
-    variation, points = study.variation, []
+    variation, points = study.variation, dict[Value, Estimate]()
     for arm in study.arms:
         value, *rest = variation.cell_of(arm)
         if variation.series[arm] == series and tuple(rest) == facet:
             seeds = list(values_of(study, arm, metric).values())
-            points.append((value, estimate_of(metric, seeds)))
-    return points
+            points[value] = estimate_of(metric, seeds)
+    return [(value, points[value]) for value in ascending(points)]
 
 
 def _title(study: Arms, metric: str, facet: Cell) -> str:
@@ -108,6 +108,8 @@ def _along(study: Arms, metric: str, facet: Cell) -> Panel:
     where, x = _places(study.variation.conditions[0], [value for value, _ in every])
     lines = []
     for name, points in curves.items():
+        if not points:  # its runs failed
+            continue
         mean, low, high = (np.array([*ends]) for ends in zip(*(e for _, e in points), strict=True))
         at = np.array([where[value] for value, _ in points])
         mean, low, high = (ends * scale.factor for ends in (mean, low, high))
@@ -141,7 +143,7 @@ def _is_wide(values: Sequence[NDArray[np.float64]]) -> bool:
     """Whether an axis of these is better logarithmic."""
     known = np.concatenate(values)
     known = known[~np.isnan(known)]
-    return bool(len(known) and 0 < known.min() and known.max() > _WIDE * known.min())
+    return bool(len(known) and known.min() > 0 and known.max() > _WIDE * known.min())
 
 
 def _places(setting: str, values: Sequence[Value]) -> tuple[Mapping[Value, float], Axis]:

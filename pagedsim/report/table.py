@@ -126,10 +126,10 @@ def keys_in(parts: Iterable[Section]) -> list[str]:
 
 def versus(study: Arms) -> str:
     """What arms are held against, for a note under their table."""
-    cells = study.cells
-    name = baseline_of(study.within(cells[0]))
+    if not study.variation.conditions:
+        return baseline_of(study)
     settings = (setting.rpartition(".")[2] for setting in study.variation.conditions)
-    return f"{name} at the same {' and '.join(settings)}" if study.variation.conditions else name
+    return f"{study.within(study.cells[0]).baseline} at the same {' and '.join(settings)}"
 
 
 def _difference(comparison: Comparison) -> str:
@@ -147,9 +147,14 @@ def sections(study: Arms) -> list[Section]:
         return [
             replace(section, at=study.variation.at(cell))
             for cell in study.cells
-            for section in sections(study.within(cell))
+            for section in _sections(study.within(cell), study.within(cell).compared)
         ]
-    against = {(change.arm, change.client, change.key): change for change in compare(study)}
+    return _sections(study, compared=True)
+
+
+def _sections(study: Arms, compared: bool) -> list[Section]:
+    changes = compare(study) if compared else ()
+    against = {(change.arm, change.client, change.key): change for change in changes}
     parts = []
     for client in groups_of(study):
         columns = {
@@ -184,7 +189,7 @@ def _column(
             scale.text(value.mean),
             _margin(value, scale),
             scale.text(value.mean) == best,
-            versus.get((arm, client, key)) if arm != baseline_of(study) else None,
+            versus.get((arm, client, key)),
         )
         for arm, value in values.items()
     }

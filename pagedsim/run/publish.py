@@ -134,7 +134,8 @@ def arms_of(study: Study, runs: Runs) -> Arms:
         swept=study.swept,
     )
     asked = {arm: runs.asked[arm] for arm in arms.arms if arm in runs.asked}
-    factors = factors_of(runs.spec, {name: arm.overrides for name, arm in asked.items()})
+    overrides = {name: arm.overrides for name, arm in asked.items()}
+    factors = factors_of(runs.spec, overrides, study.conditions)
     series = {name: arm.series for name, arm in asked.items() if arm.series is not None}
     arms.variation = Variation.of(factors, study.conditions, series)
     clients = (name for run in arms.runs for name in run.summary.get("clients", {}))

@@ -14,9 +14,10 @@ _CLASS = "._target_"
 
 
 def factors_of(
-    spec: StudySpec, overrides: Mapping[str, Sequence[str | Change]]
+    spec: StudySpec, overrides: Mapping[str, Sequence[str | Change]], conditions: Sequence[str] = ()
 ) -> dict[str, dict[str, Value]]:
-    """By arm, the value of each setting that any arm overrides and that is not the same in all.
+    """By arm, the value of each setting that any arm overrides and that is not the same in all, and
+    those of the `conditions`.
 
     The option of a group is the value of the group, and so is the name of a class. An arm that
     overrides nothing of a setting has the study's own value.
@@ -28,7 +29,11 @@ def factors_of(
         arm: {key: of[key] if key in of else _value(base.get(key)) for key in keys}
         for arm, of in typed.items()
     }
-    varied = [key for key in keys if len({repr(of[key]) for of in values.values()}) > 1]
+    varied = [
+        key
+        for key in keys
+        if key in conditions or len({repr(of[key]) for of in values.values()}) > 1
+    ]
     return {arm: {key: of[key] for key in varied} for arm, of in values.items()}
 
 

@@ -10,7 +10,8 @@ import pytest
 from pagedsim.metrics.arms import Arms
 from pagedsim.metrics.compare import compare
 from pagedsim.metrics.finding import courses
-from pagedsim.metrics.variation import Value, Variation
+from pagedsim.metrics.variation import Value, Variation, ascending
+from pagedsim.report.curves import curves_data
 from pagedsim.report.table import comparison_of, sections, versus
 from tests.metrics.tables import ttft
 
@@ -40,6 +41,44 @@ def test_a_setting_of_the_workload_is_a_condition_beside_others() -> None:
     assert study.cells == [(1,), (2,), (4,)]
     assert study.within((2,)).arms == ["fcfs", "sjf", "vtc"]
     assert versus(study) == "fcfs at the same rate"
+
+
+def test_loads_are_ordered_and_words_are_not() -> None:
+    study = curves()
+    study.runs.reverse()
+    study.baseline = "fcfs"
+    assert study.cells == [(1,), (2,), (4,)]
+    assert any("worse at rate 4" in line for line in courses(study))
+    assert ascending([4, 1, 2.5, 1]) == [1, 2.5, 4]
+    assert ascending(["b", "a", None]) == ["b", "a", None]
+
+
+def test_a_cell_without_the_baseline_compares_nothing() -> None:
+    study = curves(baseline="fcfs")
+    study.runs = [run for run in study.runs if run.arm != "fcfs, 1"]
+    assert versus(study) == "fcfs at the same rate"
+    cells = [
+        cell for part in sections(study) for row in part.rows.values() for cell in row.values()
+    ]
+    changes = [cell.versus for cell in cells if cell.versus is not None]
+    assert {change.arm for change in changes} == {"sjf", "vtc"}
+    assert {change.arm for change in compare(study)} == {
+        f"{name}, {load}" for name in ("sjf", "vtc") for load in (2, 4)
+    }
+    assert len(changes) == len(compare(study))
+
+
+def test_a_facet_may_lack_an_arm_that_failed() -> None:
+    settings = {
+        f"{name}, {size}": {"workload.rate": 1, "size": size}
+        for name, size in (("a", 8), ("b", 8), ("a", 16))
+    }
+    series = {arm: arm[0] for arm in settings}
+    variation = Variation.of(settings, ["workload.rate", "size"], series)
+    study = ttft({arm: [1.0, 2.0] for arm in settings}, variation=variation, baseline="a")
+    lines = [[line.arm for line in panel.series] for panel in curves_data(study).panels]
+    assert lines[0] == ["a", "b"]
+    assert lines[-1] == ["a"]
 
 
 @pytest.mark.parametrize(

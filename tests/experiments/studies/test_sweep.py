@@ -58,12 +58,35 @@ def test_without_arms_a_sweep_is_of_one_configuration() -> None:
         ({"bounds": {"ttft": 1}}, "must be a latency with its statistic"),
         ({"arms": None, "bounds": {"ttft_p99": 1}}, "are those of arms"),
         ({"baseline": "b"}, "must be one of the arms"),
+        ({"facets": [8, 16]}, "must be a mapping of settings to lists"),
+        ({"arms": {"a": ["workload.rate=3"]}}, "is what arms are compared along"),
     ],
 )
 def test_what_is_no_sweep_is_refused(more: dict[str, Any], message: str) -> None:
     settings: dict[str, Any] = {"values": [1, 2], "arms": {"a": []}}
     with pytest.raises(ConfigError, match=message):
         sweep("", "", "workload.rate", **{**settings, **more})
+
+
+def test_one_load_is_enough(tmp_path: Path) -> None:
+    result = ps.sweep(
+        "workload.rate",
+        [20],
+        {"workload.requests": 20, "model": "tiny", "memory.blocks": 64},
+        policy={"fcfs": "fcfs", "vtc": "vtc"},
+        facets={"gpu": ["l4"]},
+        report=False,
+        folder=tmp_path / "study",
+    )
+    table = result.table()
+    assert {*table["workload.rate"].to_pylist()} == {20}
+    assert {*table["hardware"].to_pylist()} == {"l4"}
+
+
+def test_the_first_arm_is_the_baseline_wherever_it_has_runs() -> None:
+    study = sweep("", "", "policy._target_", ["a.B", "a.C"], arms={"a": [], "b": []})
+    assert study.baseline == "a"
+    assert study.conditions == ("policy",)
 
 
 def test_arms_at_loads_and_facets(tmp_path: Path) -> None:
