@@ -33,6 +33,7 @@ from pagedsim.run.publish import arms_of
 from pagedsim.run.runs import Runs
 from pagedsim.run.study import Analysis
 from pagedsim.spec.run import RunSpec
+from pagedsim.spec.words import text_of
 
 
 def sweep(
@@ -88,10 +89,8 @@ def _check_facets(facets: object) -> None:
 
 
 def typed(value: object) -> str:
-    """A value as on the command line."""
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    """A value as on the command line; a text without quotes."""
+    return value if isinstance(value, str) else text_of(value)
 
 
 def _setting(key: str) -> str:

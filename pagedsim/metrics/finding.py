@@ -17,7 +17,7 @@ from pagedsim.metrics.compare import (
     values_of,
 )
 from pagedsim.metrics.result import added_up
-from pagedsim.metrics.variation import Cell, are_numbers, ascending
+from pagedsim.metrics.variation import Cell, are_numbers, ascending, said
 
 FEW = 4
 """Maximum number of arms with a sentence each."""
@@ -294,10 +294,8 @@ def _course(changes: Sequence[Comparison], study: Arms) -> str:
         if gain in gains.values()
     ]
     most = max(changes, key=strength)
-    at = variation.cell_of(most.arm)[0]
-    return (
-        f"{client}{in_sentence(changes[0].key)} {' and '.join(words)}; at {at} it {in_words(most)}"
-    )
+    what, at = in_sentence(changes[0].key), said(variation.cell_of(most.arm)[0])
+    return f"{client}{what} {' and '.join(words)}; at {at} it {in_words(most)}"
 
 
 def _stretch(values: Sequence[object], some: Sequence[object], name: str) -> str:
@@ -311,7 +309,7 @@ def _stretch(values: Sequence[object], some: Sequence[object], name: str) -> str
         return f"from {name} {some[0]} on"
     if whole and places[0] == 0 and len(some) > 1:
         return f"up to {name} {some[-1]}"
-    return f"at {name} {join(list(map(str, some)))}"
+    return f"at {name} {join(list(map(said, some)))}"
 
 
 # -- words -----------------------------------------------------------------------------------------

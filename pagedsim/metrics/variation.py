@@ -14,6 +14,17 @@ _REQUESTS = "workload."
 """Settings that change what is asked for: arms are compared under the same requests."""
 
 
+def said(value: object) -> str:
+    """A value in words: as it is typed, without quotes.
+
+    >>> said(None), said(True), said(4)
+    ('null', 'true', '4')
+    """
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def are_numbers(values: Iterable[object]) -> bool:
     """Whether all of them are, so that they have an order."""
     return all(type(value) in (int, float) for value in values)
@@ -49,7 +60,7 @@ class Variation:
         settings = list(dict.fromkeys(key for of in values.values() for key in of))
         chosen = conditions or [key for key in settings if key.startswith(_REQUESTS)]
         others = [key for key in settings if key not in chosen]
-        names = {arm: ", ".join(str(of[key]) for key in others) for arm, of in values.items()}
+        names = {arm: ", ".join(said(of[key]) for key in others) for arm, of in values.items()}
         variation = cls(values, tuple(chosen), {**names, **(series or {})})
         return variation if conditions or variation._whole else cls(values)
 
@@ -77,5 +88,5 @@ class Variation:
         """A cell in words from the `first` of the conditions on, such as "rate 4, block_size 16";
         empty without conditions."""
         names = (key.rpartition(".")[2] for key in self.conditions)
-        pairs = [f"{name} {value}" for name, value in zip(names, cell, strict=True)]
+        pairs = [f"{name} {said(value)}" for name, value in zip(names, cell, strict=True)]
         return ", ".join(pairs[first:])

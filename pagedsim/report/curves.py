@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pagedsim.metrics.arms import Arms
 from pagedsim.metrics.catalogue import keys_of, label_of, scale_of
 from pagedsim.metrics.compare import Estimate, estimate_of, values_of
-from pagedsim.metrics.variation import Cell, Value, ascending
+from pagedsim.metrics.variation import Cell, Value, ascending, said
 from pagedsim.report.figures import Axis, FigureData, FigureSpec, Panel, Series
 from pagedsim.report.style import key, looks, margins, new_figure, plain_log_ticks, short, tidy
 
@@ -153,7 +153,7 @@ def _places(setting: str, values: Sequence[Value]) -> tuple[Mapping[Value, float
     plain = (value for value in distinct if isinstance(value, int | float))
     numbers = [float(value) for value in plain if not isinstance(value, bool)]
     if len(numbers) < len(distinct):
-        ticks = {float(place): short(str(value), 14) for place, value in enumerate(distinct)}
+        ticks = {float(place): short(said(value), 14) for place, value in enumerate(distinct)}
         return dict(zip(distinct, ticks, strict=True)), Axis(setting, ticks=ticks)
     steps = [b - a for a, b in pairwise(sorted(numbers))]
     far = min(numbers) > 0 and bool(steps) and max(steps) > 3 * min(steps)

@@ -16,7 +16,7 @@ from typing import Any
 
 from pagedsim.core import PagedsimError
 from pagedsim.metrics.files import COMPARISON, RESULT, read_json, write_json
-from pagedsim.run.provenance import made_by
+from pagedsim.run.provenance import in_words, made_by
 from pagedsim.user_error import UserError
 
 CITE_HELP = """\
@@ -66,14 +66,14 @@ def page(folder: Path, result: Mapping[str, Any]) -> str:
     made = result.get("pagedsim") or {}
     lines = [f"command   {result['command']}"]
     if made:
-        lines += [f"made by   pagedsim {', commit '.join(made.values())}"]
-    lines += [f"here      pagedsim {', commit '.join(made_by().values())}"]
+        lines += [f"made by   pagedsim {in_words(made)}"]
+    lines += [f"here      pagedsim {in_words()}"]
     lines += [f"          {', '.join(_versions())}"]
     for name in (RESULT, COMPARISON):
         if (file := folder / name).is_file():
             lines.append(f"sha256    {hashlib.sha256(file.read_bytes()).hexdigest()}  {name}")
     lines += [f"data      {line}" for line in _sources(folder, result)]
-    of = {**made_by(), **made}
+    of = made or made_by()
     commit = f"\n  note = {{commit {of['commit']}}}," if "commit" in of else ""
     return "\n".join([*lines, "", _ENTRY.format(version=of["version"], commit=commit)])
 
@@ -140,6 +140,10 @@ def cite(words: Sequence[str]) -> str:
     folder = Path(paths[0]).expanduser()
     try:
         result = read_json(folder / RESULT)
+    except FileNotFoundError:
+        raise UserError(
+            [f"cite {folder}: must be a folder of results, which has {RESULT}"]
+        ) from None
     except (OSError, ValueError) as error:
         raise UserError([f"cite {folder}: {RESULT} cannot be read: {error}"]) from None
     text = page(folder, result)

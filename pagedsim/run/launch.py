@@ -224,4 +224,5 @@ def model_of(config: Settings) -> str:
 
 def _quoted(word: str) -> str:
     """A word as YAML has a text."""
-    return word if re.fullmatch(r"[A-Za-z/-][\w./:-]*", word) else f"'{word}'"
+    plain = re.fullmatch(r"(--)?[A-Za-z/][\w./:-]*", word)
+    return word if plain else "'{}'".format(word.replace("'", "''"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import subprocess
+from collections.abc import Mapping
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -84,9 +85,10 @@ def made_by() -> dict[str, str]:
     return {"version": __version__, **({"commit": known} if known else {})}
 
 
-def in_words() -> str:
-    """Version and commit as a line has them."""
-    return ", commit ".join(made_by().values())
+def in_words(made: Mapping[str, str] | None = None) -> str:
+    """Version and commit as a line has them; of this pagedsim, if none are given."""
+    made = made_by() if made is None else made
+    return ", commit ".join(made[name] for name in ("version", "commit") if name in made)
 
 
 # -- compiled or interpreted -----------------------------------------------------------------------

@@ -51,6 +51,7 @@ def test_loads_are_ordered_and_words_are_not() -> None:
     assert any("worse at rate 4" in line for line in courses(study))
     assert ascending([4, 1, 2.5, 1]) == [1, 2.5, 4]
     assert ascending(["b", "a", None]) == ["b", "a", None]
+    assert Variation({}, ("server.max_model_len",)).at((None,)) == "max_model_len null"
 
 
 def test_a_cell_without_the_baseline_compares_nothing() -> None:

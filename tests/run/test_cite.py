@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import pagedsim
 from pagedsim.core import PagedsimError
 from pagedsim.run import cite
 from tests.run.studies import carried_out
@@ -28,6 +29,8 @@ def test_it_prints_the_command_versions_digests_and_an_entry(folder: Path) -> No
     result = folder / "result.json"
     assert f"command   {json.loads(result.read_text())['command']}" in text
     assert f"sha256    {hashlib.sha256(result.read_bytes()).hexdigest()}  result.json" in text
+    (made,) = (line for line in text.splitlines() if line.startswith("made by"))
+    assert made.startswith(f"made by   pagedsim {pagedsim.__version__}")
     assert "@software{pagedsim," in text and "license = {Apache-2.0}" in text
 
 
@@ -66,7 +69,7 @@ def test_a_run_comes_out_again(folder: Path) -> None:
     ("words", "line"),
     [
         ([], "takes one folder"),
-        (["nowhere"], "cite nowhere: result.json cannot be read"),
+        (["nowhere"], "cite nowhere: must be a folder of results"),
         (["a", "--again"], "cite --again: no such option"),
     ],
 )

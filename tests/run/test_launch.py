@@ -109,6 +109,9 @@ def test_a_fleet_is_yaml_with_a_command_for_each_kind_of_replica() -> None:
     (kind,) = alike["replicas"].values()
     assert (kind["count"], kind["gpu"], kind["gpus"]) == (3, "h100", 2)
     check_known(kind["command"])
+    whole = launched(*SGLANG, "fleet.replicas=2", "batching.chunked_prefill_size=null")
+    (kind,) = yaml.safe_load(whole)["replicas"].values()
+    assert all(isinstance(word, str) for word in kind["command"])
     own = 'fleet.pools.decode.set=["policy=priority"]'
     split = ("fleet=prefill_decode", "fleet.pools.decode.replicas=2", own)
     for server, option in ((VLLM, "--kv-transfer-config"), (SGLANG, "--disaggregation-mode")):

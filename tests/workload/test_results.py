@@ -129,6 +129,7 @@ def test_columns_of_ones_own_are_named(tmp_path: Path) -> None:
         ({"a": 1, "b": 2}, {}, "no known format has a, b (plain: arrived_at, "),
         (BENCH | {"itls": None}, {}, "has no list itls: --save-result --save-detailed saves"),
         (BENCH | {"input_lens": [5]}, {}, "its lists of requests differ in length"),
+        (BENCH | {"start_times": [0.0]}, {}, "its lists of requests differ in length"),
         (BENCH | {"itls": [1, 2, 3, 4]}, {}, "ttfts must be numbers, itls lists"),
         (BENCH | {"errors": ["no"] * 4}, {}, "none of its 4 requests was answered"),
         (json.dumps(BENCH) * 2, {}, "has 2 results: must have one"),

@@ -123,13 +123,15 @@ class VllmBench(Results):
         lists = [self._list(path, result, name) for name in ("input_lens", "output_lens", "ttfts")]
         prompts, outputs, firsts = lists
         gaps, errors = (self._list(path, result, name) for name in ("itls", "errors"))
-        if len({len(prompts), len(outputs), len(firsts), len(gaps), len(errors)}) > 1:
+        began = self._list(path, result, "start_times") if result.get("start_times") else None
+        lists += [gaps, errors, *([] if began is None else [began])]
+        if len(set(map(len, lists))) > 1:
             raise ConfigError(f"{path}: its lists of requests differ in length")
         try:
             ends = [first + sum(gap) for first, gap in zip(firsts, gaps, strict=True)]
         except TypeError:
             raise ConfigError(f"{path}: ttfts must be numbers, itls lists of them") from None
-        begins = result.get("start_times") or self._begins(path, result, ends)
+        begins = self._begins(path, result, ends) if began is None else began
         for *values, error in zip(begins, prompts, outputs, firsts, ends, errors, strict=True):
             names = (ARRIVED, PROMPT, OUTPUT, FIRST, LAST)
             yield None if error else dict(zip(names, values, strict=True))
@@ -180,8 +182,12 @@ class GuideLLM(Results):
         if not isinstance(benchmarks, list):
             raise ConfigError(f"{path}: has no list benchmarks")
         requests = _one(path, benchmarks, "benchmarks").get("requests") or {}
-        for request in requests.get("successful") or ():
-            first = request.get("time_to_first_token_ms")
+        if not isinstance(requests, dict):
+            raise ConfigError(f"{path}: requests must be an object of lists")
+        for number, request in enumerate(requests.get("successful") or (), 1):
+            if not isinstance(request, dict):
+                raise self.wrong(path, number, "must be an object")
+            first: Any = request.get("time_to_first_token_ms")
             yield {
                 ARRIVED: request.get("request_start_time"),
                 PROMPT: request.get("prompt_tokens"),

@@ -161,7 +161,8 @@ class Host:
         """For a model with these weights."""
         size = sum(weight.nbytes for weight in module.parameters())
         copies = 0
-        if platform.machine() in ("x86_64", "AMD64") and torch.backends.mkldnn.is_available():
+        known = hasattr(os, "sysconf")  # not on Windows
+        if known and platform.machine() == "x86_64" and torch.backends.mkldnn.is_available():
             memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
             copies = min(memory // (COPY_SHARE * size), MOST_COPIES)
         return cls(module.dtype, copies, size >= TIMED_FROM)
