@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from io import StringIO
 from itertools import chain, product
 from pathlib import Path
@@ -31,6 +31,7 @@ from pagedsim.metrics.definitions import METRICS
 from pagedsim.report.figures import FigureSpec as FigureSpec
 from pagedsim.report.plots import own_plots
 from pagedsim.report.plots import plot as plot
+from pagedsim.report.print import draw_print, latex_of
 from pagedsim.report.table import columns_of
 from pagedsim.run.folder import claimed
 from pagedsim.run.pool import importing_the_script
@@ -499,8 +500,16 @@ def _written(path: str | Path) -> Iterator[None]:
 class Plot:
     """A figure of a result; a notebook shows it."""
 
-    def __init__(self, figure: Figure, title: str, caption: str) -> None:
+    def __init__(
+        self,
+        figure: Figure,
+        title: str,
+        caption: str,
+        narrow: Callable[[float], Figure] | None = None,
+    ) -> None:
+        """`narrow` draws it at a width in inches, where it consists of lines."""
         self.figure, self.title, self.caption = figure, title, caption
+        self._narrow = narrow
 
     @cached_property
     def svg(self) -> str:
@@ -509,10 +518,21 @@ class Plot:
         self.figure.savefig(text, format="svg")
         return text.getvalue()
 
-    def save(self, path: str | Path) -> None:
-        """Write the figure in the format of the file's suffix."""
-        with _written(path):
-            self.figure.savefig(path)
+    def save(self, path: str | Path, width: float | None = None) -> None:
+        """Write the figure in the format of the file's suffix; with a `width` in inches, such as
+        3.3 for a column of a paper, drawn anew to fit, if it consists of lines."""
+        from pagedsim.report.style import drawing
+
+        if width is not None and self._narrow is None:
+            raise ConfigError(f"width={width}: must be left away: {self.title} has no lines alone")
+        with drawing():
+            figure = self.figure if width is None else self._narrow_to(width)
+            with _written(path):
+                figure.savefig(path)
+
+    def _narrow_to(self, width: float) -> Figure:
+        assert self._narrow is not None
+        return self._narrow(width)
 
     def _repr_svg_(self) -> str:
         return self.svg
@@ -610,9 +630,19 @@ class Result:
 
         if name not in self._published.drawings:
             raise unknown("plot", name, self.plots)
-        spec = self._published.drawings[name]
+        spec, arms = self._published.drawings[name], self._published.compared
+        _, inside = arms.focus if arms is not None else ("", None)
+        narrow = None
+        if spec.data is not None and inside is not None:
+            narrow = partial(draw_print, spec.data(), inside.arms, bool(inside.swept))
         with drawing():
-            return Plot(spec.draw(), spec.title, spec.caption)
+            return Plot(spec.draw(), spec.title, spec.caption, narrow)
+
+    def to_latex(self) -> str:
+        """The comparison as a LaTeX table of the package booktabs, as in table.tex."""
+        if (arms := self._published.compared) is None:
+            raise ConfigError(f"{self._published.result.name}: has no comparison of runs")
+        return latex_of(arms)
 
     def report(self, folder: str | Path) -> Path:
         """Write all that the command leaves, with plots and report.html, whose path is returned."""

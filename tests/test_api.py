@@ -131,7 +131,7 @@ def test_a_folder_goes_on_and_a_report_is_what_the_command_leaves(tmp_path: Path
     left = {one.name for one in (tmp_path / "out").iterdir()}
     assert left == {
         *("comparison.csv", "config.yaml", "plots", "report.html", "result.json", "runs"),
-        "timeline.json",
+        *("table.tex", "timeline.json"),
     }
     assert result.finding == json.loads((tmp_path / "out/result.json").read_text())["finding"]
     assert "<svg" in page.read_text()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 REQUESTS, STEPS, SUMMARY = "requests.parquet", "steps.parquet", "summary.json"
 """Files of a run, beside those of events."""
 RESULT, COMPARISON, TIMELINE = "result.json", "comparison.csv", "timeline.json"
-REPORT = "report.html"
+REPORT, TABLE = "report.html", "table.tex"
 """Files of a study."""
 
 

@@ -20,6 +20,17 @@ if TYPE_CHECKING:
     from pagedsim.metrics.arms import Run
 
 
+FORMATS = ("png", "pdf", "svg")
+"""Formats of the figures in plots/."""
+
+
+def check_formats(formats: Sequence[str]) -> None:
+    """Raise ConfigError for a format that figures are not written in."""
+    for name in formats:
+        if name not in FORMATS:
+            raise ConfigError(f"figures: {name}: must be of {', '.join(FORMATS)}")
+
+
 @dataclass(frozen=True)
 class Axis:
     """What lies along one side of a panel."""
@@ -107,27 +118,44 @@ class Plot:
     svg: str
     """For inlining: without a header, with colours as CSS variables of `COLOURS`."""
     data: FigureData | None = None
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    """Further formats, by suffix."""
 
 
 COLOURS = {light: f"--c{light[1:]}" for light in DARK}
 """The CSS variable of each colour in a plot's SVG."""
 
 
-def drawn(drawings: Mapping[str, FigureSpec], broken: dict[str, str] | None = None) -> list[Plot]:
-    """Render the figures. The error of a user's figure that fails is added to `broken` under its
-    name, or raised without `broken`. matplotlib is imported here, not at module level."""
+def drawn(
+    drawings: Mapping[str, FigureSpec],
+    broken: dict[str, str] | None = None,
+    formats: Sequence[str] = (),
+) -> list[Plot]:
+    """Render the figures, also in `formats`. The error of a user's figure that fails is added to
+    `broken` under its name, or raised without `broken`. matplotlib is imported here, not at module
+    level."""
     plots = []
     with drawing():
         for name, figure in drawings.items():
             try:
-                image = render(name, figure.draw())
+                canvas = figure.draw()
                 data = figure.data and figure.data()
-                plots.append(Plot(name, figure.title, figure.caption, *image, data))
+                files = {suffix: saved(canvas, suffix) for suffix in formats}
+                image = render(name, canvas)
+                plots.append(Plot(name, figure.title, figure.caption, *image, data, files))
             except ConfigError as error:
                 if broken is None:
                     raise
                 broken[name] = str(error)
     return plots
+
+
+def saved(figure: Figure, suffix: str) -> bytes:
+    """A figure in a vector format, the same at any time."""
+    date = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
+    file = io.BytesIO()
+    figure.savefig(file, format=suffix, metadata=date.get(suffix))
+    return file.getvalue()
 
 
 def render(name: str, figure: Figure) -> tuple[bytes, str]:

@@ -250,8 +250,9 @@ def _commands(result: Result) -> Iterable[str]:
         yield f'<p class="note">Made by pagedsim {version}{at}.</p>'
     yield (
         '<p class="note">Beside this page: <code>result.json</code>, <code>comparison.csv</code>, '
-        "<code>plots/</code>; where tables of the runs are kept, these (Parquet) with the summary "
-        "of each, and <code>timeline.json</code>, which Perfetto (ui.perfetto.dev) opens.</p>"
+        "<code>table.tex</code>, <code>plots/</code> with their numbers; where tables of the runs "
+        "are kept, these (Parquet) with the summary of each, and <code>timeline.json</code>, which "
+        "Perfetto (ui.perfetto.dev) opens.</p>"
     )
 
 

@@ -40,6 +40,8 @@ _RC: Any = {
     "font.family": ["DejaVu Sans"],
     "svg.fonttype": "none",
     "svg.hashsalt": "pagedsim",
+    "pdf.fonttype": 42,  # IEEE and ACM refuse Type 3
+    "ps.fonttype": 42,
     "axes.edgecolor": MUTED,
     "axes.labelcolor": MUTED,
     "axes.linewidth": 0.8,

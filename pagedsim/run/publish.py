@@ -11,13 +11,13 @@ from pagedsim.core import PagedsimError
 from pagedsim.metrics.arms import DEFAULT_METRICS, FAIRNESS_METRICS, FLEET_METRICS, Arms, Run
 from pagedsim.metrics.catalogue import keys_of
 from pagedsim.metrics.compare import value_of
-from pagedsim.metrics.files import COMPARISON, REPORT, RESULT, TIMELINE, write_json
+from pagedsim.metrics.files import COMPARISON, REPORT, RESULT, TABLE, TIMELINE, write_json
 from pagedsim.metrics.finding import absent
 from pagedsim.metrics.recorder import SOURCES
 from pagedsim.metrics.result import Conclusions, Result
 from pagedsim.metrics.variation import Variation
 from pagedsim.report import show, write
-from pagedsim.report.figures import FigureSpec
+from pagedsim.report.figures import FORMATS, FigureSpec
 from pagedsim.report.replicas import replica_listings
 from pagedsim.report.table import Columns, columns_of, comparison_of, write_columns
 from pagedsim.report.timeline import write_timeline
@@ -65,10 +65,12 @@ class Published:
             return comparison_of(self.arms)
         return [], []
 
-    def write_report(self, folder: Path, broken: dict[str, str] | None = None) -> Path:
-        """Write plots, report.html and the timeline; returns the path of the report. `broken` is as
-        in `pagedsim.report.write`."""
-        report = write(self.result, self.drawings, folder, self.compared, broken)
+    def write_report(
+        self, folder: Path, broken: dict[str, str] | None = None, formats: Sequence[str] = ("png",)
+    ) -> Path:
+        """Write plots, report.html and the timeline; returns the path of the report. `broken` and
+        `formats` are as in `pagedsim.report.write`."""
+        report = write(self.result, self.drawings, folder, self.compared, broken, formats)
         if self.arms is not None:
             write_timeline(self.arms, folder / TIMELINE)
         return report
@@ -97,7 +99,9 @@ def publish(study: Study, runs: Runs) -> Published | None:
         if (table := published.comparison())[0]:
             write_columns(table, folder / COMPARISON)
         broken: dict[str, str] = {}
-        report = published.write_report(folder, broken) if runs.config["report"] else None
+        report = None
+        if runs.config["report"]:
+            report = published.write_report(folder, broken, runs.config["figures"])
         if broken:
             for line in broken.values():
                 runs.say(f"note: {line}")
@@ -284,10 +288,11 @@ def blocks_notes(memories: Iterable[Mapping[str, Any]]) -> Iterator[str]:
 
 def _clear(folder: Path) -> None:
     """Remove what an earlier part of the study has published; it may have had other arms."""
-    for name in (REPORT, COMPARISON, TIMELINE):
+    for name in (REPORT, COMPARISON, TIMELINE, TABLE):
         (folder / name).unlink(missing_ok=True)
-    for picture in (folder / "plots").glob("*.png"):
-        picture.unlink()
+    for suffix in (*FORMATS, "csv"):
+        for picture in (folder / "plots").glob(f"*.{suffix}"):
+            picture.unlink()
 
 
 def _say_before(runs: Runs) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import choices
 from pagedsim.metrics.result import added_up
+from pagedsim.report.figures import check_formats
 from pagedsim.requirements import refuse_older
 from pagedsim.run import provenance
 from pagedsim.run.folder import keep_configuration
@@ -155,6 +156,7 @@ def check_base(spec: StudySpec) -> None:
         if key not in tracking:
             raise ConfigError(f"tracking.{key}: must be given; tracking=wandb has all of them")
     check_settings(**{key: tracking[key] for key in SETTINGS})
+    check_formats(config["figures"])
 
 
 def _refuse_idle(spec: StudySpec) -> None:

@@ -16,7 +16,7 @@ from pagedsim.spec.check import Whole
 
 PositiveInt = Annotated[int, Whole(1)]
 
-OF_THE_STUDY = ("study", "tracking", "report", "jobs", "seed", "seeds")
+OF_THE_STUDY = ("study", "tracking", "report", "figures", "jobs", "seed", "seeds")
 """Keys that change no run of an arm, or are part of a job: its seed."""
 CARRIED = ("tiny", "smollm2")
 """Shapes of conf/model whose weights the engine has, so that it serves them as they are."""
@@ -127,6 +127,8 @@ class Config(Root):
     """Processes; null: as many as there are cores, and one where times are measured."""
     report: bool = True
     """Whether to draw plots and write report.html."""
+    figures: list[str] = field(default_factory=lambda: ["png"])
+    """Formats of the plots: png, pdf, svg."""
     plugins: list[str] = field(default_factory=list)
     """Modules of your own, imported first, whose metrics and plots register themselves."""
 
