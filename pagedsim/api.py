@@ -28,6 +28,7 @@ from pagedsim.core import ConfigError, Memory, PagedsimError
 from pagedsim.core.contracts import is_ours
 from pagedsim.core.errors import printed, unknown
 from pagedsim.metrics.definitions import METRICS
+from pagedsim.metrics.variation import said
 from pagedsim.report.figures import FigureSpec as FigureSpec
 from pagedsim.report.plots import own_plots
 from pagedsim.report.plots import plot as plot
@@ -42,7 +43,7 @@ from pagedsim.spec.given import Given, arguments_of
 from pagedsim.spec.objects import draws
 from pagedsim.spec.run import RunSpec
 from pagedsim.spec.study import StudySpec
-from pagedsim.spec.words import Change, text_of
+from pagedsim.spec.words import Change
 from pagedsim.user_error import Interruption, UserError, line
 
 if TYPE_CHECKING:
@@ -331,6 +332,9 @@ def sweep(
     study: dict[str, Any] = {"over": _ALIASES.get(over, over), "values": list(values)}
     if isinstance(facets, Mapping):
         facets = {_ALIASES.get(name, name): some for name, some in facets.items()}
+        for name, some in facets.items():
+            if _plain(name, some) != (list(some) if isinstance(some, tuple) else some):
+                raise ConfigError(f"facets: {name}: values must be plain; compare takes objects")
     study |= {"facets": facets, "bounds": bounds}
     own = [Change(f"study.{key}", _plain(f"study.{key}", value)) for key, value in study.items()]
     return _executed([Change("experiment", "sweep"), *own, *changes], arms, folder)
@@ -615,7 +619,7 @@ class Result:
             for name in values.get(arm, {})
         }
         return {
-            name: value if numbers[name] else text_of(value)
+            name: value if numbers[name] else said(value)
             for name, value in values.get(arm, {}).items()
         }
 

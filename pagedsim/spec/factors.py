@@ -22,11 +22,12 @@ def factors_of(
     The option of a group is the value of the group, and so is the name of a class. An arm that
     overrides nothing of a setting has the study's own value.
     """
-    typed = {arm: _values(spec, words) for arm, words in overrides.items()}
+    objects: dict[str, list[str]] = {}
+    typed = {arm: _values(spec, words, objects) for arm, words in overrides.items()}
     keys = dict.fromkeys(key for of in typed.values() for key in of)
     base = {**flat(spec.config), **spec.choices}
     values = {
-        arm: {key: of[key] if key in of else _value(base.get(key)) for key in keys}
+        arm: {key: of[key] if key in of else _value(base.get(key), objects) for key in keys}
         for arm, of in typed.items()
     }
     varied = [
@@ -37,18 +38,27 @@ def factors_of(
     return {arm: {key: of[key] for key in varied} for arm, of in values.items()}
 
 
-def _values(spec: StudySpec, words: Sequence[str | Change]) -> dict[str, Value]:
+def _values(
+    spec: StudySpec, words: Sequence[str | Change], objects: dict[str, list[str]]
+) -> dict[str, Value]:
     changes = changes_of(spec.patches.get(str(word), word) for word in words)
     return {
-        change.key.removesuffix(_CLASS): _value(change.value, of_a_class=_CLASS in change.key)
+        change.key.removesuffix(_CLASS): _value(
+            change.value, objects, of_a_class=_CLASS in change.key
+        )
         for change in changes
         if change.kind != "delete"
     }
 
 
-def _value(value: object, of_a_class: bool = False) -> Value:
+def _value(value: object, objects: dict[str, list[str]], of_a_class: bool = False) -> Value:
+    """`objects` are those that had a value before, by class: further ones are numbered."""
     if isinstance(value, Given):
-        return value.name
+        alike = objects.setdefault(value.name, [])
+        if str(value) not in alike:
+            alike.append(str(value))
+        number = alike.index(str(value)) + 1
+        return value.name if number == 1 else f"{value.name} {number}"
     if of_a_class:
         return str(value).rpartition(".")[2]
     return value if value is None or isinstance(value, str | int | float) else text_of(value)

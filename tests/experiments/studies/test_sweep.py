@@ -15,6 +15,7 @@ from pagedsim.experiments.studies.bisection import Bound
 from pagedsim.experiments.studies.compare import Compare
 from pagedsim.experiments.studies.sweep import Curves, sustained_loads, sweep
 from pagedsim.metrics.variation import Variation
+from pagedsim.policies.aging import Aging
 from tests.metrics.tables import arms_with
 
 BOUND = [Bound("ttft_p99", 1.0)]
@@ -81,6 +82,19 @@ def test_one_load_is_enough(tmp_path: Path) -> None:
     table = result.table()
     assert {*table["workload.rate"].to_pylist()} == {20}
     assert {*table["hardware"].to_pylist()} == {"l4"}
+
+
+def test_objects_of_one_class_are_told_apart_and_are_no_facets(tmp_path: Path) -> None:
+    result = ps.compare(
+        {"workload.rate": {"low": 20, "high": 40}, "workload.requests": 10, "model": "tiny"},
+        policy={"slow": Aging(rate=1.0), "fast": Aging(rate=2.0)},
+        report=False,
+        folder=tmp_path / "study",
+    )
+    assert "at the same rate" in repr(result)
+    assert {*result.requests["policy"].to_pylist()} == {"Aging", "Aging 2"}
+    with pytest.raises(ConfigError, match="facets: policy: values must be plain"):
+        ps.sweep("workload.rate", [20], facets={"policy": [Aging]})
 
 
 def test_the_first_arm_is_the_baseline_wherever_it_has_runs() -> None:
