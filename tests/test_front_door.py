@@ -97,7 +97,7 @@ def test_the_default_ends_with_a_table_a_report_and_plots(call: Call) -> None:
     out = Path("out")
     assert {path.name for path in out.iterdir()} == {
         *("comparison.csv", "config.yaml", "plots", "report.html", "result.json"),
-        *("runs", "timeline.json", "wandb"),
+        *("runs", "table.tex", "timeline.json", "wandb"),
     }
     assert {path.stem for path in (out / "plots").iterdir()} >= {"latency", "load", "requests"}
     for arm in ("fcfs", "priority"):

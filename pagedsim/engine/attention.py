@@ -33,9 +33,9 @@ def require(name: str, device: torch.device) -> None:
     if device.type != "cuda":
         raise ConfigError(f"attention={name}: must be {TRITON} on device={device.type}")
     if (capability := torch.cuda.get_device_capability(device)) < OLDEST:
-        found = ".".join(map(str, capability))
+        version = ".".join(map(str, capability))
         raise ConfigError(
-            f"attention={name}: must be {TRITON} on a GPU of capability {found}, below 8.0"
+            f"attention={name}: must be {TRITON} on a GPU of capability {version}, below 8.0"
         )
     if not _installed(PACKAGES[name]) and not (name == "fa" and _third(device)):
         raise ConfigError(
@@ -68,7 +68,7 @@ def attention_of(
                 f"attention={name}: must be {TRITON} for heads of {head_dim}; it has heads of "
                 f"{', '.join(map(str, FlashInfer.HEAD_DIMS))}"
             )
-        return _made(name, partial(FlashInfer, device))
+        return _constructed(name, partial(FlashInfer, device))
     if head_dim % 8 or head_dim > 256:
         raise ConfigError(
             f"attention={name}: must be {TRITON} for heads of {head_dim}; it has multiples of 8, "
@@ -85,7 +85,7 @@ def attention_of(
             f"block_size={block_size}: attention={name} needs a multiple of {FlashAttention.PAGE}, "
             f"but for {FLASH_3} on Hopper, which takes any"
         )
-    return _made(name, partial(FlashAttention, third))
+    return _constructed(name, partial(FlashAttention, third))
 
 
 def _third(device: torch.device) -> bool:
@@ -101,7 +101,7 @@ def _installed(package: str) -> bool:
     return True
 
 
-def _made(name: str, make: Callable[[], Attention]) -> Attention:
+def _constructed(name: str, make: Callable[[], Attention]) -> Attention:
     """Its package may have been built for another torch or CUDA."""
     try:
         return make()

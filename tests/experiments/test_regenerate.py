@@ -28,8 +28,11 @@ def check_leaves(folder: Path, one: Experiment) -> None:
     keeps_tables = one.kind.asks and one.kind.keeps_tables
     tables = {"runs", "timeline.json"} if keeps_tables else {"runs"} if one.kind.asks else set()
     assert (
-        left - {"cost.json", "fit.json"} - {name for name in left if "=" in name} == ALWAYS | tables
+        left - {"cost.json", "fit.json", "table.tex"} - {name for name in left if "=" in name}
+        == ALWAYS | tables
     )
+    if "table.tex" in left:
+        assert keeps_tables and (folder / "table.tex").read_text().startswith(r"\begin{tabular}")
     result = json.loads((folder / "result.json").read_text())
     assert result["experiment"] == one.name and result["finding"] and result["title"]
     with (folder / "comparison.csv").open() as file:
@@ -138,6 +141,7 @@ SMALLEST: dict[str, tuple[str, ...]] = {
     "compare": (*FEW, "study.arms={a: ['policy=fcfs'], b: ['policy=priority']}"),
     "estimate": (),
     "hit_rate": ("workload=sharegpt", *FEW, "+workload.prefixes={tokens: 64}", "memory.blocks=900"),
+    "load_curves": (*FEW, "study.values=[1,2]"),
     "parity": (*VALIDATED, "study.over=['policy=fcfs']"),
     "predict": (
         *(f"fit={RESULTS / 'rtx4090'}", f"requests={RTX4090}", "model=llama-3.1-8b"),

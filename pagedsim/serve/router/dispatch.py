@@ -193,9 +193,10 @@ class Dispatch:
 
 
 async def healthy(server: ServerView, session: aiohttp.ClientSession) -> bool:
-    """Whether a server takes requests; one without /health does."""
-    async with session.get(f"{server.url}/health") as response:
-        return response.status < 500
+    """Whether a server takes requests; one without /health does. TimeoutError if it is silent."""
+    async with asyncio.timeout(PATIENCE):
+        async with session.get(f"{server.url}/health") as response:
+            return response.status < 500
 
 
 # -- what a router reads ---------------------------------------------------------------------------

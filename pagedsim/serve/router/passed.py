@@ -50,7 +50,10 @@ class Passed:
         whole = event + b"\n\n"
         if not event.startswith(b"data: {"):  # such as [DONE]
             return whole
-        plain: dict[str, Any] = from_json(event.removeprefix(b"data: "))
+        try:
+            plain: dict[str, Any] = from_json(event.removeprefix(b"data: "))
+        except ValueError:  # no event of OpenAI's
+            return whole
         self._id = self._id or plain.get("id")
         choices, new = plain.get("choices") or (), False
         for choice in choices:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from math import isfinite
 from typing import Any, overload
 
 from pagedsim.backends.sim import Simulation
@@ -51,10 +52,13 @@ def published(text: str) -> dict[str, float]:
 
     >>> published('vllm:num_requests_running{engine="0"} 3\\nsglang:token_usage 0.25')
     {'running': 3.0, 'usage': 0.25}
+    >>> published("vllm:num_requests_running NaN")
+    {}
     """
     known: dict[str, list[float]] = {}
     for name, value in _GAUGE.findall(text):
-        known.setdefault(_GAUGES[name], []).append(float(value))
+        if isfinite(number := float(value)):
+            known.setdefault(_GAUGES[name], []).append(number)
     for labels in _INFO.findall(text):
         for name, value in _LABEL.findall(labels):
             known.setdefault(_LABELS[name], []).append(float(value))
