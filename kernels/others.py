@@ -170,9 +170,9 @@ class FlashAttention:
         if n:
             contexts = batch.decodes[1]
             tables = batch.once("decodes' tables", lambda: _own(*batch.decodes[::2]))
-            one = q[:n].unsqueeze(1)
+            queries = q[:n].unsqueeze(1)
             paged: dict[str, Any] = {"cache_seqlens": contexts, table: tables}
-            decoded = attend(one, k_cache, v_cache, **paged, **masks).squeeze(1)
+            decoded = attend(queries, k_cache, v_cache, **paged, **masks).squeeze(1)
         if not batch.chunked:
             return decoded if n == len(q) else pad(decoded, (0, 0, 0, 0, 0, len(q) - n))
         # What stands before the first chunk's tokens is not written.

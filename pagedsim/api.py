@@ -527,16 +527,16 @@ class Plot:
         3.3 for a column of a paper, drawn anew to fit, if it consists of lines."""
         from pagedsim.report.style import drawing
 
-        if width is not None and self._narrow is None:
-            raise ConfigError(f"width={width}: must be left away: {self.title} has no lines alone")
+        figure = self.figure
         with drawing():
-            figure = self.figure if width is None else self._narrow_to(width)
+            if width is not None:
+                if self._narrow is None:
+                    raise ConfigError(
+                        f"width={width}: must be left away: {self.title} has no lines alone"
+                    )
+                figure = self._narrow(width)
             with _written(path):
                 figure.savefig(path)
-
-    def _narrow_to(self, width: float) -> Figure:
-        assert self._narrow is not None
-        return self._narrow(width)
 
     def _repr_svg_(self) -> str:
         return self.svg

@@ -153,14 +153,15 @@ def parts(device: str) -> list[Part]:
     sizes = "--device cpu --rounds 1" if tiny else "--rounds 10"
     server = f"model={BASE} backend.model=null backend.device=cuda server.max_seqs=64"
     server += " backend.cache_tokens=16384"
-    validate, few, one = "scale=full backend.shrink=2 study.repeats=3 study.seconds=5", "", ""
+    validate = "scale=full backend.shrink=2 study.repeats=3 study.seconds=5"
+    few = layer = ""
     if tiny:
         server = (
             "backend.device=cpu backend.clock=cpu server.max_seqs=2 backend.cache_tokens=256 "
             "backend.shrink=40"
         )
         validate, few = "study.repeats=1 study.seconds=0.1", "--prompts 3 --tokens 3"
-        one = "--layers 1 --prompts 16"
+        layer = "--layers 1 --prompts 16"
     tests = _tests("kernels", "tests/kernels"), _tests("the engine", "tests/engine/test_gpu.py")
     raced = f"kernels {sizes} --attention"
     races = (
@@ -169,7 +170,7 @@ def parts(device: str) -> list[Part]:
     )
     return [
         _benchmark("headlines", f"kernels {sizes} --tune --headlines eight prefill"),
-        _benchmark("launch", f"launch {sizes} {one}"),
+        _benchmark("launch", f"launch {sizes} {layer}"),
         _benchmark("more headlines", f"kernels {sizes} --tune --headlines prefills mixed decode"),
         *(() if tiny else races),
         _benchmark("profile", f"step profile {sizes}"),

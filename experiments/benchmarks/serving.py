@@ -284,11 +284,11 @@ def router(words: Sequence[str]) -> None:
     rows = []
     for name in asked.routers:
         with (
-            listening(*FAST, *QUICKEST) as one,
-            listening(*FAST, *QUICKEST) as other,
-            listening(f"router.backends=[{one.url},{other.url}]", f"router={name}") as front,
+            listening(*FAST, *QUICKEST) as first,
+            listening(*FAST, *QUICKEST) as second,
+            listening(f"router.backends=[{first.url},{second.url}]", f"router={name}") as front,
         ):
-            urls = one.url, front.url
+            urls = first.url, front.url
             asyncio.run(alternated(urls, asked.rate, 1.0))  # what comes with the first ones
             before = processor_seconds(front.process.pid)
             direct, through = asyncio.run(alternated(urls, asked.rate, asked.seconds))
@@ -311,9 +311,9 @@ async def alternated(urls: Sequence[str], rate: float, seconds: float) -> list[l
     count = int(rate * seconds)
     pools: list[list[Connection]] = [[] for _ in urls]
     waits = [[0.0] * count for _ in urls]
-    begun = time.perf_counter()
+    start = time.perf_counter()
 
-    async def one(which: int, number: int) -> None:
+    async def ask(which: int, number: int) -> None:
         sent = time.perf_counter()
         connection = pools[which].pop() if pools[which] else await connect(urls[which])
         await answered(connection, QUICK)
@@ -322,9 +322,9 @@ async def alternated(urls: Sequence[str], rate: float, seconds: float) -> list[l
 
     async with asyncio.TaskGroup() as group:
         for turn in range(count * len(urls)):
-            due = begun + turn / rate / len(urls)
+            due = start + turn / rate / len(urls)
             await asyncio.sleep(max(due - time.perf_counter(), 0))
-            group.create_task(one(turn % len(urls), turn // len(urls)))
+            group.create_task(ask(turn % len(urls), turn // len(urls)))
     for connection in chain.from_iterable(pools):
         connection[1].transport.abort()
     return waits

@@ -124,7 +124,7 @@ class Curves(Compare):
             bounds_of(self.bounds)
 
     @property
-    def conditions(self) -> Sequence[str]:  # type: ignore[override]
+    def conditions(self) -> Sequence[str]:
         return tuple(map(_setting, (self._over, *self.facets)))
 
     @property
@@ -182,7 +182,7 @@ class SustainedLoad:
     facet: str
     by_seed: Mapping[int, float]
     """Between the last value at which the objective is met and the first at which it is missed, on
-    lines in the logarithm of the latency; infinite if it is met at all, 0 if at none."""
+    lines in the logarithm of the latency; infinite if it is met at every value, 0 if at none."""
     binds: Sequence[str]
     """The bounds that are missed first."""
     tried: tuple[float, float]
@@ -218,13 +218,12 @@ def sustained_loads(study: Arms, bounds: Sequence[Bound]) -> list[SustainedLoad]
     curves: dict[tuple[str, Cell], dict[float, list[Run]]] = {}
     variation = study.variation
     for arm in study.arms:
-        load, *facet = variation.cell_of(arm)
+        load, *_ = cell = variation.cell_of(arm)
         if not isinstance(load, int | float):
             return []
-        key = variation.series[arm], tuple(facet)
-        curves.setdefault(key, {})[float(load)] = study.of(arm)
+        curves.setdefault((variation.series[arm], cell[1:]), {})[float(load)] = study.of(arm)
     return [
-        _sustained(name, variation.at((None, *facet), first=1), runs, bounds)
+        _sustained(name, variation.at(facet), runs, bounds)
         for (name, facet), runs in curves.items()
     ]
 
@@ -257,7 +256,9 @@ def _edge(runs: Mapping[float, Run], bounds: Sequence[Bound]) -> tuple[float, li
         passed = [
             sustained(curve, bound.seconds) for curve, bound in zip(curves, over, strict=True)
         ]
-        return min((x for x in passed if x == x), default=last), [bound.name for bound in over]
+        return min((x for x in passed if not math.isnan(x)), default=last), [
+            bound.name for bound in over
+        ]
     return math.inf, []
 
 
@@ -296,14 +297,13 @@ def _on_loads(
     """The load within the objective, best first, in each cell of the facets."""
     objective = join([bound.text for bound in bounds_of(bounds)]) if loads else ""
     name = study.variation.conditions[0].rpartition(".")[2]
+    baseline = study.within(study.cells[0]).baseline
     for facet in dict.fromkeys(load.facet for load in loads):
         arms = [load for load in loads if load.facet == facet]
         if len({tuple(load.by_seed.values()) for load in arms}) == 1 and len(arms) > 1:
             continue  # nothing differs
         ranked = sorted(arms, key=lambda load: -load.load.mean)
-        theirs = next(
-            (load for load in arms if load.arm == study.within(study.cells[0]).baseline), None
-        )
+        theirs = next((load for load in arms if load.arm == baseline), None)
         texts = [f"{load.arm} {load.text}{_gain_text(load, theirs)}" for load in ranked]
         at = f", {facet}" if facet else ""
         yield f"Within {objective}{at}, the {name} may be: {', '.join(texts)}."

@@ -246,7 +246,7 @@ def courses(study: Arms) -> Iterator[str]:
         by_arm.setdefault((name, facet), []).append(some)
     for (name, facet), metrics in by_arm.items():
         metrics.sort(key=lambda some: -max(map(strength, some)))
-        at = variation.at((None, *facet), first=1)
+        at = variation.at(facet)
         for some in metrics[:_MOST]:
             yield f"{name}{f', {at}' if at else ''}: {_course(some, study)}."
     if not changes and len(set(variation.series.values())) > 1:
@@ -265,8 +265,7 @@ def overloads(study: Arms) -> Iterator[str]:
         if not study.keeps_up(arm):
             where.setdefault((variation.series[arm], cell[1:]), []).append(value)
     stretches = [
-        ", ".join(filter(None, (series, variation.at((None, *facet), first=1))))
-        + f" {_stretch(values, some, name)}"
+        ", ".join(filter(None, (series, variation.at(facet)))) + f" {_stretch(values, some, name)}"
         for (series, facet), some in where.items()
     ]
     if stretches:

@@ -84,9 +84,9 @@ class Variation:
         """The values of the conditions under which an arm ran."""
         return tuple(self.values[arm][key] for key in self.conditions)
 
-    def at(self, cell: Cell, first: int = 0) -> str:
-        """A cell in words from the `first` of the conditions on, such as "rate 4, block_size 16";
-        empty without conditions."""
-        names = (key.rpartition(".")[2] for key in self.conditions)
-        pairs = [f"{name} {said(value)}" for name, value in zip(names, cell, strict=True)]
-        return ", ".join(pairs[first:])
+    def at(self, cell: Cell) -> str:
+        """A cell in words, such as "rate 4, block_size 16"; a facet, which is a cell without the
+        first condition, so, too. Empty without conditions."""
+        keys = self.conditions[len(self.conditions) - len(cell) :]
+        pairs = zip((key.rpartition(".")[2] for key in keys), cell, strict=True)
+        return ", ".join(f"{name} {said(value)}" for name, value in pairs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
@@ -15,11 +14,18 @@ from pagedsim.metrics.arms import Arms
 from pagedsim.metrics.catalogue import keys_of, label_of, scale_of
 from pagedsim.metrics.compare import Estimate, estimate_of, values_of
 from pagedsim.metrics.variation import Cell, Value, ascending, said
-from pagedsim.report.figures import Axis, FigureData, FigureSpec, Panel, Series
-from pagedsim.report.style import key, looks, margins, new_figure, plain_log_ticks, short, tidy
+from pagedsim.report.figures import (
+    Axis,
+    FigureData,
+    FigureSpec,
+    Panel,
+    Series,
+    draw_band,
+    set_scales,
+)
+from pagedsim.report.style import key, looks, margins, new_figure, short, tidy
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _WIDE = 12
@@ -96,7 +102,7 @@ def _points(study: Arms, series: str, facet: Cell, metric: str) -> Points:
 
 
 def _title(study: Arms, metric: str, facet: Cell) -> str:
-    at = study.variation.at((None, *facet), first=1)
+    at = study.variation.at(facet)
     return f"{label_of(metric)}, {at}" if at else label_of(metric)
 
 
@@ -170,13 +176,11 @@ def _draw(study: Arms, data_of: Callable[[Arms], FigureData]) -> Figure:
     for place, (axes, panel) in enumerate(zip(grid.flat, data.panels, strict=False)):
         for line in panel.series:
             style = look[line.arm or ""]
-            if line.low is not None and line.high is not None:
-                low, high = (np.where(np.isnan(e), line.y, e) for e in (line.low, line.high))
-                axes.fill_between(line.x, low, high, color=style.colour, alpha=0.16, lw=0)
+            draw_band(axes, line, style.colour)
             axes.plot(line.x, line.y, marker="o", ls=style.dashes, ms=3.5, color=style.colour)
         unit = f" ({panel.y.unit})" if panel.y.unit else ""
         axes.set_title(short(panel.title + unit, 96 // data.across))
-        _set_axes(axes, panel)
+        set_scales(axes, panel)
         last = place >= len(data.panels) - data.across
         tidy(axes, x=panel.x.text if last else None)
     for axes in grid.flat[len(data.panels) :]:
@@ -184,15 +188,3 @@ def _draw(study: Arms, data_of: Callable[[Arms], FigureData]) -> Figure:
     margins(figure, hspace=0.45, wspace=0.26)
     key(figure, dict(look))
     return figure
-
-
-def _set_axes(axes: Axes, panel: Panel) -> None:
-    if panel.x.log:
-        axes.set_xscale("log")
-    if panel.x.ticks:
-        axes.set_xticks([*panel.x.ticks], [*panel.x.ticks.values()])
-    if panel.y.log:
-        axes.set_yscale("log")
-        plain_log_ticks(axes.yaxis)
-    elif not math.isnan(bottom := axes.get_ylim()[0]):
-        axes.set_ylim(bottom=min(0, bottom))

@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagedsim.core import ConfigError
-from pagedsim.report.style import DARK, DPI, drawing
+from pagedsim.report.style import DARK, DPI, drawing, plain_log_ticks
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from pagedsim.metrics.arms import Run
@@ -47,6 +48,29 @@ class Axis:
     def text(self) -> str:
         """The label with its unit."""
         return f"{self.label} ({self.unit})" if self.unit else self.label
+
+
+def set_scales(axes: Axes, panel: Panel) -> None:
+    """Give matplotlib's axes the scales, ticks and limits of a panel; a linear y axis without
+    limits has 0."""
+    for side, axis in (("x", axes.xaxis), ("y", axes.yaxis)):
+        wanted: Axis = getattr(panel, side)
+        if wanted.log:
+            axes.set(**{f"{side}scale": "log"})
+            plain_log_ticks(axis)
+        if wanted.ticks:
+            axis.set_ticks([*wanted.ticks], [*wanted.ticks.values()])
+        if wanted.limits is not None:
+            axes.set(**{f"{side}lim": wanted.limits})
+    if not panel.y.log and panel.y.limits is None:
+        axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+
+
+def draw_band(axes: Axes, line: Series, colour: str) -> None:
+    """The interval about a line, if it has any."""
+    if line.low is not None and line.high is not None:
+        low, high = (np.where(np.isnan(end), line.y, end) for end in (line.low, line.high))
+        axes.fill_between(line.x, low, high, color=colour, alpha=0.16, lw=0)
 
 
 def time_axis(runs: Sequence[Run]) -> Axis:

@@ -13,8 +13,8 @@ import numpy as np
 from pagedsim.core import ConfigError
 from pagedsim.metrics.arms import Arms
 from pagedsim.metrics.catalogue import label_of
-from pagedsim.report.figures import FigureData, Panel, Series
-from pagedsim.report.style import Look, looks, plain_log_ticks, short
+from pagedsim.report.figures import FigureData, Panel, Series, draw_band, set_scales
+from pagedsim.report.style import Look, looks, short
 from pagedsim.report.table import Cell, keys_in, sections
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def draw_print(data: FigureData, arms: Sequence[str], swept: bool, width: float)
     for axes, panel in zip(grid.flat, data.panels, strict=False):
         for line in panel.series:
             _draw_line(axes, line, _name(line, panel), look)
-        _set_axes(axes, panel)
+        _label(axes, panel)
     for axes in grid.flat[len(data.panels) :]:
         axes.set_visible(False)
     handles, labels = grid.flat[0].get_legend_handles_labels()
@@ -78,9 +78,7 @@ def _draw_line(axes: Axes, line: Series, name: str, look: Mapping[str, Look]) ->
     style: dict[str, Any] = {"color": look[name].colour, "ls": look[name].dashes, "lw": 1.1}
     if len(line.x) <= _MARKED:
         style |= {"marker": _MARKERS[[*look].index(name) % len(_MARKERS)], "ms": 3.2}
-    if line.low is not None and line.high is not None:
-        low, high = (np.where(np.isnan(end), line.y, end) for end in (line.low, line.high))
-        axes.fill_between(line.x, low, high, color=look[name].colour, alpha=0.15, lw=0)
+    draw_band(axes, line, look[name].colour)
     if line.until is None:
         axes.plot(line.x, line.y, label=short(name, 24), **style)
     else:
@@ -88,26 +86,12 @@ def _draw_line(axes: Axes, line: Series, name: str, look: Mapping[str, Look]) ->
         axes.step(line.edges, held, where="post", label=short(name, 24), **style)
 
 
-def _set_axes(axes: Axes, panel: Panel) -> None:
+def _label(axes: Axes, panel: Panel) -> None:
     axes.set_title(panel.title, fontsize=_FONT)
     axes.set_xlabel(panel.x.text, fontsize=_FONT)
     named = panel.title.startswith(panel.y.label)
     axes.set_ylabel(panel.y.unit if named else panel.y.text, fontsize=_FONT)
-    for log, ticks, limits, scale, place, bound, axis in (
-        (panel.x.log, panel.x.ticks, panel.x.limits, axes.set_xscale, axes.set_xticks,
-         axes.set_xlim, axes.xaxis),
-        (panel.y.log, panel.y.ticks, panel.y.limits, axes.set_yscale, axes.set_yticks,
-         axes.set_ylim, axes.yaxis),
-    ):  # fmt: skip
-        if log:
-            scale("log")
-            plain_log_ticks(axis)
-        if ticks:
-            place([*ticks], [*ticks.values()])
-        if limits is not None:
-            bound(*limits)
-    if not panel.y.log and panel.y.limits is None:
-        axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+    set_scales(axes, panel)
     axes.tick_params(labelsize=_FONT, length=2, width=0.6)
 
 

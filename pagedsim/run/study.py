@@ -69,9 +69,12 @@ class Study(ABC):
     """The arm with which the others are compared; None: the first."""
     swept: str | None = None
     """The setting that the arms vary, where they are points of a sweep."""
-    conditions: Sequence[str] = ()
-    """Settings within whose values arms are compared; none: those of the workload that arms vary
-    beside others."""
+
+    @property
+    def conditions(self) -> Sequence[str]:
+        """Settings within whose values arms are compared; none: those of the workload that arms
+        vary beside others."""
+        return ()
 
     def next_runs(self, runs: Runs) -> Sequence[Arm]:
         """The arms to run next, given all completed runs; called after each round until empty.

@@ -259,8 +259,8 @@ def _seconds(
         return math.inf
     times = []
     for _ in range(ROUNDS):
-        begun = clock()
-        for one in packed:
-            way.multiply(x, one)
-        times.append(clock() - begun)
+        start = clock()
+        for weight in packed:
+            way.multiply(x, weight)
+        times.append(clock() - start)
     return min(times)
