@@ -275,6 +275,11 @@ def test_sglang_a_hundred_times(
     for seed, combination in enumerate(OF_SGLANG * 2):
         name = f"{'-'.join(combination)}-{seed}"
         config = drawn_for_sglang(random.Random(f"{name} {ahead}"), *combination, ahead=ahead)
+        if stops:  # such answers are short and seldom fill a pool
+            config["backend"]["cache_tokens"], config["server"]["max_seqs"] = 56, 8
+            config["batching"] |= {"conservativeness": 0.0, "prefill_max_requests": None}
+            crowd = {"arrivals": "closed", "users": 8, "think_time": 0.0, "rate": None}
+            config["workload"] |= crowd
         run = record(tmp_path / name, config, seed)
         assert (replayed_to_its_ends(run, monkeypatch) if stops else replayed(run)) is None, name
         plans += run.steps["plan"].to_pylist()
