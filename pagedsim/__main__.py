@@ -25,7 +25,7 @@ _FLAGS = (
     *("--help", "-h", "--hydra-help", "--version", "--multirun", "-m", "--run", "-r"),
     *("--resolve", "--shell-completion", "-sc"),
 )
-_COMMANDS = ("bench", "cite", "policies", "serve")
+_COMMANDS = ("bench", "cite", "figures", "policies", "serve")
 _SHOWS = ("job", "hydra", "all")
 _TELLS = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 _WITH_VALUE: dict[str, tuple[str, ...]] = {
@@ -45,10 +45,11 @@ _ALLOCATIONS = 200_000
 which stay, and Python's 700 would have them looked through again and again."""
 
 
-def run(words: Sequence[str], root: str) -> None:
+def run(words: Sequence[str], root: str, draws: bool = False) -> None:
     """Compose the configuration of a study, or (`serve`) of a server, and carry it out.
 
-    Imported late, so that no import is outside the guard against errors.
+    `draws`: a study whose runs are all there is published again. Imported late, so that no import
+    is outside the guard against errors.
     """
     from pagedsim.requirements import refuse_older
 
@@ -57,6 +58,8 @@ def run(words: Sequence[str], root: str) -> None:
         refuse_older("cluster")
     options, overrides = _split(words)
     alone = options.keys() <= {*_OWN, *_OWN_FLAGS} and all(map(_is_own, overrides))
+    if draws and not alone:
+        raise UserError(["figures: takes no results of a command with options of Hydra's own"])
     if not alone or options.get("--cfg", options.get("-c", "job")) != "job":
         _by_hydra(options, overrides, root)
         return
@@ -78,7 +81,7 @@ def run(words: Sequence[str], root: str) -> None:
 
         folder, chosen = _folder_of(composed, [word for word in overrides if word not in names])
         with claimed(folder, chosen) as place:
-            Execution.of(StudySpec.from_composed(names, composed, place)).execute()
+            Execution.of(StudySpec.from_composed(names, composed, place)).execute(draws)
 
 
 def _folder_of(composed: Composed, settings: Sequence[str]) -> tuple[Path, bool]:
@@ -253,6 +256,12 @@ def command(words: Sequence[str]) -> Callable[[], None]:
         from pagedsim.run.cite import cite
 
         return lambda: print(cite(words[1:]))
+    if words[:1] == ["figures"]:
+        from pagedsim.run.cite import FIGURES_HELP, words_that_draw
+
+        if len(words) < 2 or {"--help", "-h"} & set(words):
+            return lambda: print(FIGURES_HELP)
+        return partial(run, in_order(words_that_draw(words[1:])), root, draws=True)
     if (at := _place("serve", words)) is not None:
         from pagedsim.serve.command import completed
 

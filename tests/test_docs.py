@@ -125,7 +125,7 @@ def test_every_command_composes() -> None:
     there = commands("python -m pagedsim")
     assert len(there) > 30
     for page, words in there:
-        if "--config-dir" in words or words[:1] in (("policies",), ("cite",)):
+        if "--config-dir" in words or words[:1] in (("policies",), ("cite",), ("figures",)):
             continue  # have tests of their own
         words = tuple(word for word in words if word not in ("--cfg", "job"))
         if words[:1] == ("bench",):

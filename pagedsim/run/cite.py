@@ -16,9 +16,16 @@ from typing import Any
 
 from pagedsim.core import PagedsimError
 from pagedsim.metrics.files import COMPARISON, RESULT, read_json, write_json
+from pagedsim.report.figures import FORMATS
 from pagedsim.run.provenance import in_words, made_by
 from pagedsim.user_error import UserError
 
+FIGURES_HELP = f"""\
+python -m pagedsim figures FOLDER [FORMAT ...]
+
+Draws the figures, tables and report of the results in FOLDER again, from the runs that lie there,
+in these formats ({", ".join(FORMATS)}) or those of the command. Nothing is run.
+"""
 CITE_HELP = """\
 python -m pagedsim cite FOLDER [--run | --check]
 
@@ -38,6 +45,18 @@ _ENTRY = """\
   version = {{{version}}},{commit}
   license = {{Apache-2.0}},
 }}"""
+
+
+def result_in(folder: Path, command: str) -> dict[str, Any]:
+    """The result.json of a folder that was given to a command."""
+    try:
+        return read_json(folder / RESULT)
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(
+            [f"{command} {folder}: must be a folder of results, which has {RESULT}"]
+        ) from None
+    except (OSError, ValueError) as error:
+        raise UserError([f"{command} {folder}: {RESULT} cannot be read: {error}"]) from None
 
 
 def words_of(result: Mapping[str, Any]) -> list[str]:
@@ -127,6 +146,19 @@ def differing(folder: Path, again: Path) -> list[str]:
     return different
 
 
+def words_that_draw(words: Sequence[str]) -> list[str]:
+    """The words of the study that `python -m pagedsim figures FOLDER [FORMAT ...]` draws again."""
+    folder, *formats = words
+    place = Path(folder).expanduser()
+    drawn = words_of(result_in(place, "figures"))
+    if not (place / "runs").is_dir():
+        raise UserError([f"figures {folder}: its runs were not kept; cite --run makes them again"])
+    if formats:
+        drawn = [word for word in drawn if not word.startswith("figures=")]
+        drawn.append(f"figures=[{','.join(formats)}]")
+    return [*drawn, "report=true", "tracking=none", f"hydra.run.dir={folder}"]
+
+
 def cite(words: Sequence[str]) -> str:
     """What `python -m pagedsim cite ...` prints; raises where the results do not come out again."""
     options = [word for word in words if word.startswith("-")]
@@ -138,14 +170,7 @@ def cite(words: Sequence[str]) -> str:
     if len(paths) != 1 or len(options) > 1:
         raise UserError(["cite: takes one folder of results, and --run or --check"])
     folder = Path(paths[0]).expanduser()
-    try:
-        result = read_json(folder / RESULT)
-    except FileNotFoundError:
-        raise UserError(
-            [f"cite {folder}: must be a folder of results, which has {RESULT}"]
-        ) from None
-    except (OSError, ValueError) as error:
-        raise UserError([f"cite {folder}: {RESULT} cannot be read: {error}"]) from None
+    result = result_in(folder, "cite")
     text = page(folder, result)
     if not options:
         return text

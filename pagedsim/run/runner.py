@@ -54,8 +54,12 @@ class Execution:
             raise ConfigError(f"{missing}: must be given: {missing}=...")
         return cls(study, spec, quiet)
 
-    def execute(self) -> None:
-        """All of it; raises errors of runs once the results of the others are published."""
+    def execute(self, stored: bool = False) -> None:
+        """All of it; raises errors of runs once the results of the others are published.
+
+        `stored`: ConfigError where a run is not in the folder yet.
+        """
+        self.runs.stored = stored
         check_backend(self.study, self.spec)
         refuse_words(self.study, self.spec)
         arms = self.study.next_runs(self.runs)

@@ -15,7 +15,7 @@ from pagedsim.core import ConfigError
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.result import Notice, of_one_kind
 from pagedsim.run.job import Arm, Failure, Job, Outcome, Repeated, failure_of
-from pagedsim.run.parts import Parts
+from pagedsim.run.parts import Parts, build
 from pagedsim.run.pool import inside_a_worker, run_jobs, way_to_begin
 from pagedsim.run.store import Store, recipe_of
 from pagedsim.spec.objects import needs_this_process
@@ -52,6 +52,8 @@ class Runs:
     interrupted: bool = False
     quiet: bool = False
     """Whether nothing is to be printed on the way."""
+    stored: bool = False
+    """Whether all of them must be in the folder already."""
     noted: list[str] = field(default_factory=list)
     """What was noted before the first run."""
 
@@ -144,9 +146,12 @@ class Runs:
                 self.finished[job.arm, job.number] = run
                 self.kept += 1
             else:
-                store.forget(job)
                 recipes[job.arm, job.number] = recipe
                 missing.append(job)
+        if self.stored:
+            self._refuse_missing(missing)
+        for job in missing:
+            store.forget(job)
 
         def done(job: Job, outcome: Outcome) -> None:
             key = job.arm, job.number
@@ -166,6 +171,17 @@ class Runs:
         self.built.clear()
         self.interrupted = asked and not all(self.settled(j.arm, j.number) for j in missing)
         return asked
+
+    def _refuse_missing(self, missing: Sequence[Job]) -> None:
+        """Raise ConfigError if runs are not stored, but for those that seeds do not change, which
+        never are."""
+        lost = [job for job in missing if not job.again or build(job.config, job.seed).drawn]
+        if lost:
+            folder = self.spec.folder
+            raise ConfigError(
+                f"{shown(folder)}: lacks {len(lost)} of {len(self.jobs)} runs, or has them of "
+                f"other code; {goes_on(folder)}"
+            )
 
     def _processes(self, jobs: Sequence[Job], wanted: int | None) -> int:
         """How many processes take the jobs; says why where it is one, against what was asked."""

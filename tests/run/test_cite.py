@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -76,3 +77,28 @@ def test_a_run_comes_out_again(folder: Path) -> None:
 def test_a_bad_command(words: list[str], line: str) -> None:
     with pytest.raises(PagedsimError, match=line):
         cite.cite(words)
+
+
+def test_figures_are_drawn_again_and_nothing_is_run(
+    tmp_path: Path, call: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "study"
+    code, _, errors = call(*WORDS[:2], "seeds=2", "tracking=none", f"hydra.run.dir={place}")
+    assert code == 0, errors
+    drawn = sorted(path.name for path in (place / "plots").iterdir())
+    monkeypatch.setattr("pagedsim.run.pool.run_job", None)  # a run would fail
+    code, _, errors = call("figures", str(place), "pdf")
+    assert (code, errors) == (0, "")
+    pictures = [name.replace(".png", ".pdf") for name in drawn if name.endswith(".png")]
+    assert pictures and {*pictures, *drawn} <= {path.name for path in (place / "plots").iterdir()}
+    shutil.rmtree(next(place.glob("runs/*/seed-1")))
+    assert call("figures", str(place)) == (
+        1,
+        "",
+        "pagedsim: study: lacks 1 of 2 runs, or has them of other code; the same command with "
+        "hydra.run.dir=study goes on from there\n",
+    )
+    shutil.rmtree(place / "runs")
+    assert "its runs were not kept" in call("figures", str(place))[2]
+    assert "must be a folder of results" in call("figures", str(tmp_path / "nowhere"))[2]
+    assert "FORMAT" in call("figures")[1]
