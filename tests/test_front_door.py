@@ -132,7 +132,8 @@ def test_cut_and_rejected_requests_are_noted_once_and_recorded(call: Call) -> No
         "1 of 4 requests were rejected; the first, 1: prompt of 750 tokens: max_model_len is 512",
     ]
     assert [line for line in text.splitlines() if line.startswith("note: ")] == [
-        "note: under every seed the workload is the same, so each arm is run once",
+        "note: under every seed the workload is the same, so each arm is run once; "
+        "workload.resample=SECONDS draws windows of the trace for each",
         *(f"note: {note}" for note in notes),
     ]
     recorded = json.loads(Path("out/runs/run/seed-0/summary.json").read_text())["notices"]

@@ -300,7 +300,10 @@ def _say_before(runs: Runs) -> None:
     if runs.kept:
         runs.say(f"{runs.kept} of {runs.wanted} runs were there already, and the same: kept")
     if runs.repeated:
-        runs.say("note: under every seed the workload is the same, so each arm is run once")
+        workload = runs.config["workload"]
+        trace = isinstance(workload, Mapping) and "resample" in workload
+        more = "; workload.resample=SECONDS draws windows of the trace for each" if trace else ""
+        runs.say(f"note: under every seed the workload is the same, so each arm is run once{more}")
     if runs.changed:
         runs.say(f"note: {changed_note(runs.changed)}")
 

@@ -18,6 +18,7 @@ from pagedsim.workload.arrivals import Arrivals, ClosedLoop, make_arrivals
 from pagedsim.workload.draws import Labelled, Labels, stream
 from pagedsim.workload.limits import LONGEST, clip, notice, refuse_late
 from pagedsim.workload.replay import Replay, replayed
+from pagedsim.workload.resample import resampled
 from pagedsim.workload.tokens import BlockPrompts, GrowingPrompts, Prompts
 from pagedsim.workload.traces import Options, Slice, Table, Tokenizer, read_table
 from pagedsim.workload.traces.read import SESSIONS, Paths, read_sessions, session_files
@@ -39,6 +40,7 @@ def trace(
     rate_scale: float = 1.0,
     rate: float | None = None,
     arrivals: str = "trace",
+    resample: float | None = None,
     cv: float | None = None,
     users: int | None = None,
     think_time: float | None = None,
@@ -67,7 +69,8 @@ def trace(
     The workload is `window` seconds from second `start` on, at most `requests` rows. Prompts are
     truncated so that a request has at most `max_len` tokens. Time is scaled to `rate_scale` times
     the recorded rate, or to a mean of `rate` requests/s. With `arrivals` other than trace, lengths
-    are kept and times are drawn as in `synthetic`.
+    are kept and times are drawn as in `synthetic`. With `resample`, each seed serves windows of so
+    many seconds drawn from the trace with replacement.
 
     CSV files can be filtered (`where`, column to value). `columns` says which column of a CSV file
     has the arrival, prompt and output (default: those of the format), the client, priority and
@@ -89,7 +92,7 @@ def trace(
         _refuse_rows(kind.name, {
             **{"start": start, "window": window, "requests": requests, "where": where or None},
             **{"columns": named, "drop_empty": drop_empty, "sort": sort, "n": n, "beam": beam},
-            **{"tokenizer": tokenizer, "max_tokens": max_tokens},
+            **{"tokenizer": tokenizer, "max_tokens": max_tokens, "resample": resample},
             **{"rate": None if process else rate},
         })  # fmt: skip
         block = require_whole("block_tokens", block_tokens, 1)
@@ -125,6 +128,13 @@ def trace(
         drop_empty=require_flag("drop_empty", drop_empty),
         sort=require_flag("sort", sort),
     )
+    redrawn = list[str]()
+    if resample is not None:
+        require_number("resample", resample, above=0)
+        if process is not None:
+            raise ConfigError(f"resample={resample:g}: only with arrivals=trace")
+        table, line = resampled(table, resample, stream(seed, "resample"))
+        redrawn.append(line)
     rows = len(table.prompt_len)
     if require_flag("in_turns", in_turns) and table.links and process is not None:
         raise ConfigError(
@@ -159,13 +169,14 @@ def trace(
         mode="open" if process is None else process.mode,
         users=process.users if isinstance(process, ClosedLoop) else None,
         think_time=process.think_time if isinstance(process, ClosedLoop) else 0.0,
-        drawn=(process is not None and process.drawn) or labels.drawn,
+        drawn=(process is not None and process.drawn) or labels.drawn or bool(redrawn),
         clipped=clipped,
         dropped=table.dropped,
         notices=(
             *_changed(table, arrivals, rate_scale, rate, requests),
             *notice(clipped, rows, max_len),
             *_left_out(table),
+            *redrawn,
         ),
     )
 
