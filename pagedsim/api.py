@@ -587,12 +587,12 @@ class Result:
 
     @cached_property
     def steps(self) -> pa.Table:
-        """One row per step, of all runs, with `arm` and `seed`."""
+        """One row per step, of all runs, with the further columns of `requests`."""
         return self._tables(lambda run: run.steps())
 
     @cached_property
     def events(self) -> pa.Table:
-        """One row per preemption, of all runs, with `arm` and `seed`."""
+        """One row per preemption, of all runs, with the further columns of `requests`."""
         return self._tables(lambda run: run.events())
 
     def _tables(self, read: Callable[[Run], pa.Table]) -> pa.Table:
@@ -603,11 +603,10 @@ class Result:
         tables = []
         for run in self.runs:
             table = read(run)
-            seeds = pa.array([run.seed] * len(table), pa.int64())
-            arms = pa.array([run.arm] * len(table), pa.string())
-            table = table.add_column(0, "seed", seeds).add_column(0, "arm", arms)
+            for name, value in {"seed": run.seed, "arm": run.arm}.items():
+                table = table.add_column(0, name, pa.repeat(value, len(table)))
             for name, value in self._settings_of(run.arm).items():
-                table = table.append_column(name, pa.array([value] * len(table)))
+                table = table.append_column(name, pa.repeat(value, len(table)))
             tables.append(table)
         return pa.concat_tables(tables, promote_options="permissive")
 

@@ -1,4 +1,7 @@
-"""Weights & Biases: one run an arm, and one of the comparison, in a group that is the study.
+"""Weights & Biases: a run for each seed of each arm, and one of the study.
+
+The seeds of an arm are a group, of which W&B shows mean and spread. A study of a single run is one
+run. So is every study under `wandb agent`: its process has the agent's run alone.
 
 Offline by default: the runs lie in the study's folder, need no account and no network, and go up
 later with `wandb sync`. Nothing is printed.
@@ -10,6 +13,7 @@ import json
 import logging
 import math
 import os
+import re
 import secrets
 import shutil
 import sys
@@ -23,9 +27,15 @@ from statistics import fmean
 from threading import Lock
 from typing import Any, NamedTuple, cast
 
+import numpy as np
+import pyarrow as pa
+
 from pagedsim.core import ConfigError, PagedsimError
 from pagedsim.metrics.arms import Run
+from pagedsim.metrics.catalogue import label_of, latency_of
+from pagedsim.metrics.definitions import METRICS
 from pagedsim.metrics.result import Listing, Result
+from pagedsim.report.figures import FigureSpec, Panel
 from pagedsim.report.load import load_of
 from pagedsim.report.table import Columns, columns_of, tables
 
@@ -36,10 +46,21 @@ LONGEST_TAG = 64
 """Characters of a tag, at most."""
 FORBIDDEN = "/\\#?%:"
 """Characters that no name of a project has."""
-POINTS = 4000
-"""Points in time of all arms' series together; each has between 100 and 400."""
+POINTS = 800
+"""Points in time of all runs' series together; each has between 40 and 400."""
+CELLS = 10_000
+"""Cells of all tables of requests and steps together; larger ones are in the files alone."""
+CHARTS, CHART_POINTS, BINS = 24, 100, 32
+"""Panels of figures, points of a line in them, and bins of a histogram."""
+LARGEST = 64 << 20
+"""Bytes of the study's files, from the smallest on; the rest stays where it lies."""
+AGENT = "WANDB_SWEEP_ID"
+"""What `wandb agent` sets; W&B then gives each run of a process the id of the agent's."""
 AT_ONCE = 16
 """Runs that are written at the same time: to begin and to end one is mostly waiting."""
+
+
+_NONE: Mapping[str, Any] = {}
 
 
 class Tracked(NamedTuple):
@@ -79,7 +100,10 @@ def track(
     folder: Path,
     runs: Sequence[Run] = (),
     *,
+    labels: Mapping[str, Mapping[str, object]] = _NONE,
     comparison: Columns = ((), []),
+    drawings: Mapping[str, FigureSpec] = _NONE,
+    bars: Sequence[str] = (),
     series: bool = True,
     mode: str = "offline",
     project: str = "pagedsim",
@@ -88,11 +112,12 @@ def track(
 ) -> Tracked:
     """Hand a study to Weights & Biases.
 
-    Each arm of `runs` is a run: its configuration, with `series` the load over time under its first
-    seed, the summary as means over its seeds, and a table of every seed's summary. One more,
-    "comparison", has the columns and rows of that, if there are any, all tables of the result, the
-    pictures in the folder's plots/, and the result itself as its summary. Online, an account must
-    be set up (`wandb login`). A study that goes on replaces its earlier runs.
+    Each of `runs` is a run: the settings of its arm in short, from `labels`, and in full, its
+    summary, and with `series` the load over time and the latencies of its requests. One more, of
+    the study, has `comparison`, all tables of the result, the pictures in the folder's plots/, the
+    lines of `drawings` and `bars` of metrics as charts, the files, and the result itself; of a
+    single arm also the means over its seeds. Online, an account must be set up (`wandb login`). A
+    study that goes on replaces its earlier runs.
     """
     check_settings(mode, project, entity, tags)
     if mode == "none":
@@ -113,28 +138,45 @@ def track(
         by_arm.setdefault(run.arm, []).append(run)
     for arm_runs in by_arm.values():
         arm_runs.sort(key=lambda run: run.seed)  # they may come as they were completed
-    points = max(100, min(400, POINTS // max(len(by_arm), 1))) if series else 0
+    every = [run for arm_runs in by_arm.values() for run in arm_runs]
+    apart = every if len(every) > 1 and AGENT not in os.environ else []
+    room = max(len(every), 1) if series else 0
+    study = f"{result.name}, {'/'.join(folder.resolve().parts[-2:])}"  # its day and its time
+    about = {"study": study, "experiment": result.name, **_made_by(result)}
     folders: list[Path] = []
     try:
         wandb.setup(_settings(mode=mode))  # offline, it loads nothing of what would send
         account = {"mode": mode, "project": project, "entity": entity, "tags": [*tags] or None}
-        begin = _begin(result, folder, by_arm, account)
+        begin = _begin(folder, list(map(_name, apart)), account)
         # To log is computing, and threads that compute at once hinder each other.
         logging_lock = Lock()
 
-        def arm(name: str) -> Path:
-            first = by_arm[name][0]
-            config = first.config | {"arm": name, "seed": first.seed, **_made_by(result)}
-            with begin(name, "arm", config=config) as tracked:
+        def config_of(run: Run) -> dict[str, Any]:
+            own = {"arm": run.arm, "seed": run.seed, "settings": run.config}
+            return {**labels.get(run.arm, {}), **about, **own}
+
+        def alone(run: Run) -> Path:
+            group = f"{study}: {run.arm}"
+            with begin(_name(run), "run", group, config_of(run)) as tracked:
                 with logging_lock:
-                    _log_arm(tracked, by_arm[name], points)
+                    _log_metrics(tracked, dict(_flat(run.summary)), _of_run(tracked, run, room))
                 return _folder(tracked)
 
-        with _without_launch():
+        with _without_launch(), _staged_in(folder):
             with ThreadPoolExecutor(AT_ONCE) as pool:
-                folders += pool.map(arm, by_arm)
-            with begin("comparison", "comparison") as tracked:
-                _log_result(tracked, result, folder, comparison, list(by_arm))
+                folders += pool.map(alone, apart)
+            single = every[0] if len(every) == 1 else None
+            config = config_of(single) if single else _shared(labels, by_arm) | about
+            config |= {"command": result.command, "arms": list(by_arm)}
+            with begin(result.name, "run" if single else "study", study, config) as tracked:
+                logged = _of_run(tracked, single, room) if single else {}
+                logged |= _of_study(result, folder, comparison, by_arm, drawings)
+                logged |= _bars(by_arm, bars)
+                found = dict(_of_result(result))
+                if len(by_arm) == 1:
+                    found |= _means([dict(_flat(run.summary)) for run in every])
+                _log_metrics(tracked, found, logged)
+                tracked.log_artifact(_files(result, folder, every))
                 folders.append(_folder(tracked))
     except Exception as error:  # whatever a version of it raises
         kind = "" if isinstance(error, (wandb.Error, OSError, ValueError)) else type(error).__name__
@@ -142,6 +184,20 @@ def track(
         message = f"tracking.mode={mode}: Weights & Biases {wandb.__version__} says: {reason}"
         return Tracked(folders, PagedsimError(message))
     return Tracked(folders)
+
+
+def _name(run: Run) -> str:
+    return f"{run.arm} seed {run.seed}"
+
+
+def _shared(labels: Mapping[str, Mapping[str, object]], arms: Iterable[str]) -> dict[str, object]:
+    """The settings that all arms have."""
+    first, *others = [labels.get(arm, _NONE) for arm in arms] or [_NONE]
+    return {
+        key: value
+        for key, value in first.items()
+        if all(key in other and other[key] == value for other in others)
+    }
 
 
 def _line(error: Exception, kind: str) -> str:
@@ -186,34 +242,45 @@ def _without_launch() -> Iterator[None]:
             del sys.modules[name]
 
 
-def _begin(
-    result: Result, folder: Path, arms: Iterable[str], account: Mapping[str, Any]
-) -> Callable[..., Any]:
-    """A function that begins a run of this study by name, kind and configuration."""
+@contextmanager
+def _staged_in(folder: Path) -> Iterator[None]:
+    """Copies of tables that wait for their upload lie beside the runs, not in the home folder."""
+    name = "WANDB_DATA_DIR"
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = str(folder.resolve() / "wandb")
+    try:
+        yield
+    finally:
+        del os.environ[name]
+
+
+def _begin(folder: Path, names: Sequence[str], account: Mapping[str, Any]) -> Callable[..., Any]:
+    """A function that begins a run of this study by name, kind, group and configuration."""
     import wandb
 
-    ids = _ids(folder, arms)
-    common: dict[str, Any] = {
-        **account,
-        "group": _group(result.name, folder),
-        "dir": str(folder),
-        "reinit": "create_new",
-    }
+    ids = _ids(folder, names)
 
-    def begin(name: str, kind: str, **more: Any) -> Any:
-        settings = {"name": name, "id": ids[name if kind == "arm" else ""], "job_type": kind}
-        return wandb.init(**common | settings | more, settings=_settings())
+    def begin(name: str, kind: str, group: str, config: Mapping[str, Any]) -> Any:
+        own: dict[str, Any] = {"name": name, "id": ids[name if name in names else ""]}
+        own |= {**account, "group": group}
+        if AGENT in os.environ:  # the sweep says all of it
+            own = {"mode": account["mode"], "tags": account["tags"]}
+        return wandb.init(
+            **own,
+            job_type=kind,
+            config=dict(config),
+            dir=str(folder),
+            reinit="create_new",
+            settings=_settings(),
+        )
 
     return begin
 
 
-def _group(name: str, folder: Path) -> str:
-    """The study's name and folder, of which the last two parts tell the day and the time."""
-    return f"{name}, {'/'.join(folder.resolve().parts[-2:])}"
-
-
-def _ids(folder: Path, arms: Iterable[str]) -> dict[str, str]:
-    """An id for each arm and, under "", for the comparison, kept in the study's folder.
+def _ids(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """An id for each run and, under "", for the study, kept in the study's folder.
 
     Offline runs of an earlier time are removed: they are part of those to come.
     """
@@ -222,7 +289,8 @@ def _ids(folder: Path, arms: Iterable[str]) -> dict[str, str]:
     for left in ids.values():
         for old in path.parent.glob(f"offline-run-*-{left}"):
             shutil.rmtree(old)
-    ids |= {arm: secrets.token_hex(4) for arm in ("", *arms) if arm not in ids}
+    shutil.rmtree(path.parent / "artifacts", ignore_errors=True)
+    ids |= {name: secrets.token_hex(4) for name in ("", *names) if name not in ids}
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_suffix(".new")
     new.write_text(json.dumps(ids, indent=2) + "\n", encoding="utf-8")
@@ -253,23 +321,40 @@ def _folder(tracked: Any) -> Path:
     return Path(tracked.dir).parent
 
 
-def _log_arm(tracked: Any, runs: Sequence[Run], points: int) -> None:
-    """`points`: so many of the load over time, at most; 0 where no tables are kept."""
+def _log_metrics(tracked: Any, found: Mapping[str, Any], logged: Mapping[str, Any] = _NONE) -> None:
+    """Log values as one step; of metrics, those of all requests, so that each has a panel of its
+    own and `wandb agent` knows it. The rest is in the run's summary."""
+    panels = {name: one for name, one in found.items() if "/" not in name and _is_number(one)}
+    tracked.log({**panels, **logged})
+    tracked.summary.update({name: one for name, one in found.items() if name not in panels})
+
+
+def _of_run(tracked: Any, run: Run, room: int) -> dict[str, Any]:
+    """Histograms and tables of a run, once its load over time is logged.
+
+    `room`: it has this part of the points and cells that there are; 0 where no tables are kept.
+    """
     import wandb
 
-    seeds = [{"seed": run.seed} | dict(_flat(run.summary)) for run in runs]
-    pairs = [pair for summary in seeds for pair in summary.items()]
-    numbers = list(dict.fromkeys(name for name, value in pairs if _is_number(value)))
-    if points:
-        _log_load(tracked, runs[0], points)
-    if len(seeds) > 1 or points:
-        rows = [[summary.get(name) for name in numbers] for summary in seeds]
-        logged = {"seeds": wandb.Table(columns=numbers, data=rows)}
-        if replicas := runs[0].replicas:
-            columns, cells = columns_of(replicas)
-            logged["replicas"] = wandb.Table(columns=[*columns], data=cells)
-        tracked.log(logged)
-    tracked.summary.update(_means(seeds))
+    logged: dict[str, Any] = {}
+    if replicas := run.replicas:
+        columns, cells = columns_of(replicas)
+        logged["replicas"] = wandb.Table(columns=[*columns], data=cells)
+    if not room:
+        return logged
+    _log_load(tracked, run, max(40, min(400, POINTS // room)))
+    requests = run.by_column()
+    for name in (name for name, metric in METRICS.items() if metric.kind == "latency"):
+        times = latency_of(name, requests)
+        if len(known := times[np.isfinite(times)]):
+            bins = np.histogram(known, BINS)
+            logged[f"histograms/{name}"] = wandb.Histogram(np_histogram=bins)
+    for name, table in (("requests", run.requests()), ("steps", run.steps())):
+        plain = [f.name for f in table.schema if not pa.types.is_nested(f.type)]
+        if len(plain) * len(table) <= CELLS // room:
+            columns, cells = columns_of(table.select(plain).to_pylist())
+            logged[f"tables/{name}"] = wandb.Table(columns=[*columns], data=cells)
+    return logged
 
 
 def _log_load(tracked: Any, run: Run, points: int) -> None:
@@ -286,7 +371,7 @@ def _log_load(tracked: Any, run: Run, points: int) -> None:
 def _means(seeds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Each number's mean over the seeds that have it; the rest as under the first seed."""
     means: dict[str, Any] = {}
-    for name in dict.fromkeys(name for summary in seeds for name in summary if name != "seed"):
+    for name in dict.fromkeys(name for summary in seeds for name in summary):
         values = [summary[name] for summary in seeds if name in summary]
         means[name] = fmean(values) if all(map(_is_number, values)) else values[0]
     return means | {"seed_count": len(seeds)}
@@ -296,25 +381,87 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _log_result(
-    tracked: Any, result: Result, folder: Path, comparison: Columns, names: Sequence[str]
-) -> None:
+def _of_study(
+    result: Result,
+    folder: Path,
+    comparison: Columns,
+    by_arm: Mapping[str, Sequence[Run]],
+    drawings: Mapping[str, FigureSpec],
+) -> dict[str, Any]:
+    """The pictures, charts and tables of a study."""
     import wandb
 
     logged: dict[str, Any] = {
         f"plots/{path.stem}": wandb.Image(str(path)) for path in sorted(folder.glob("plots/*.png"))
     }
+    panels = [
+        (f"charts/{name}_{number}", panel)
+        for name, figure in drawings.items()
+        if figure.data is not None and name != "load"  # which each run has
+        for number, panel in enumerate(figure.data().panels, 1)
+    ]
+    logged |= {name: _chart(panel) for name, panel in panels[:CHARTS]}
     columns, rows = comparison
     if columns:
         logged["comparison"] = wandb.Table(columns=[*columns], data=rows, allow_mixed_types=True)
     for number, listing in enumerate(tables(result)):
         logged[f"tables/{number}"] = _listing(listing)
-    # A single log call: what belongs together has one step.
-    tracked.log(logged)
-    record = result.record()
-    words = {"question": result.question, "finding": " ".join(result.finding)}
-    tracked.summary.update({**dict(_flat(record["data"])), "title": result.title, **words})
-    tracked.config.update({"command": result.command, "arms": list(names), **_made_by(result)})
+    return logged
+
+
+def _chart(panel: Panel) -> Any:
+    """A panel's lines, thinned out where they are fine."""
+    import wandb
+
+    xs, ys, names = [], [], []
+    for line in panel.series:
+        known = np.flatnonzero(np.isfinite(line.x) & np.isfinite(line.y))
+        some = known[np.unique(np.linspace(0, len(known) - 1, CHART_POINTS).astype(int))]
+        xs.append(line.x[some].tolist())
+        ys.append(line.y[some].tolist())
+        names.append(", ".join(filter(None, (line.arm, line.client))) or panel.y.label)
+    title = panel.title if panel.title == panel.y.text else f"{panel.title}: {panel.y.text}"
+    return wandb.plot.line_series(xs, ys, names, title, panel.x.text)
+
+
+def _bars(by_arm: Mapping[str, Sequence[Run]], metrics: Sequence[str]) -> dict[str, Any]:
+    """Each metric's mean over the seeds, a bar for each arm that has it."""
+    import wandb
+
+    means = {
+        arm: _means([dict(_flat(run.summary)) for run in runs]) for arm, runs in by_arm.items()
+    }
+    charts = {}
+    for key in metrics:
+        rows = [[arm, of[key]] for arm, of in means.items() if _is_number(of.get(key))]
+        if rows:
+            table = wandb.Table(columns=["arm", key], data=rows)
+            charts[f"charts/{key}"] = wandb.plot.bar(table, "arm", key, label_of(key))
+    return charts
+
+
+def _files(result: Result, folder: Path, runs: Iterable[Run]) -> Any:
+    """An artifact of the study's files as they lie; they are not copied."""
+    import wandb
+
+    places = [folder, *(run.folder for run in runs)]
+    paths = [path for place in places if place.is_dir() for path in place.iterdir()]
+    sizes = {path: path.stat().st_size for path in sorted(paths) if path.is_file()}
+    artifact = wandb.Artifact(re.sub(r"[^\w.-]", "-", result.name), "study", result.title)
+    total = 0
+    for path in sorted(sizes, key=lambda path: sizes[path]):
+        if (total := total + sizes[path]) <= LARGEST:
+            name = str(path.relative_to(folder))
+            artifact.add_file(str(path), name, skip_cache=True, policy="immutable")
+    return artifact
+
+
+def _of_result(result: Result) -> Iterator[tuple[str, Any]]:
+    """The result in numbers and words."""
+    yield from _flat(result.record()["data"])
+    yield "title", result.title
+    yield "question", result.question
+    yield "finding", " ".join(result.finding)
 
 
 def _made_by(result: Result) -> dict[str, Any]:

@@ -120,6 +120,15 @@ def test_settings_with_arms_are_combined() -> None:
         "32 tokens, it's, f",
         "32 tokens, it's, p",
     ]
+    for table in (result.requests, result.steps, result.events):
+        kinds = [str(table.schema.field(name).type) for name in ("memory.block_size", "policy")]
+        assert kinds == ["int64", "string"]
+    columns = (result.steps[name].to_pylist() for name in ("arm", "memory.block_size", "policy"))
+    assert {*zip(*columns, strict=True)} == {
+        (f"{size}, {short}", blocks, policy)
+        for size, blocks in sizes.items()
+        for short, policy in policies.items()
+    }
 
 
 def test_a_folder_goes_on_and_a_report_is_what_the_command_leaves(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def test_the_default_ends_with_a_table_a_report_and_plots(call: Call) -> None:
     assert (code, errors) == (0, "")
     assert "Against fcfs, priority" in text
     assert "results   out\nreport    out/report.html\ntimeline  out/timeline.json" in text
-    assert "tracking  out/wandb  (3 runs; `wandb sync` uploads them)" in text
+    assert "tracking  out/wandb  (5 runs; `wandb sync` uploads them)" in text
     out = Path("out")
     assert {path.name for path in out.iterdir()} == {
         *("comparison.csv", "config.yaml", "plots", "report.html", "result.json"),

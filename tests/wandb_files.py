@@ -92,6 +92,27 @@ def table_of(folder: Path, name: str) -> dict[str, Any]:
     return table
 
 
+def charts_of(folder: Path) -> dict[str, dict[str, Any]]:
+    """What each of W&B's own charts is, by its name."""
+    start = "_wandb/visualize/"
+    return {
+        name.removeprefix(start): one["panel_config"]
+        for name, one in config_of(folder).items()
+        if name.startswith(start)
+    }
+
+
+def files_of(folder: Path) -> tuple[str, dict[str, Path]]:
+    """The name of the artifact of a study, and where each of its files lies."""
+    (artifact,) = (
+        record.artifact
+        for record in records(folder)
+        if record.WhichOneof("record_type") == "artifact" and record.artifact.type == "study"
+    )
+    contents = artifact.manifest.contents
+    return artifact.name, {one.path: Path(one.local_path) for one in contents}
+
+
 def settle(folder: Path) -> None:
     """Wait until a run's file is whole: W&B writes it in a process of its own."""
     for _ in range(300):

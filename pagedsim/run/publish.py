@@ -25,9 +25,9 @@ from pagedsim.run.provenance import made_by
 from pagedsim.run.runs import Runs, changed_note, goes_on
 from pagedsim.run.study import Analysis, Study
 from pagedsim.server import ServerSpec
-from pagedsim.spec.factors import factors_of
+from pagedsim.spec.factors import factors_of, labels_of
 from pagedsim.spec.run import memory_target
-from pagedsim.spec.words import key_of
+from pagedsim.spec.words import Change, key_of
 from pagedsim.tracking import Tracked, track
 from pagedsim.user_error import Interruption, shown
 
@@ -109,7 +109,8 @@ def publish(study: Study, runs: Runs) -> Published | None:
             published = replace(published, result=result)
             kept = [name for name in pictures if name not in broken]
             write_json(folder / RESULT, result.record(kept))
-        tracked = _track(study, runs, published)
+        drawings = {name: one for name, one in reading.drawings.items() if name not in broken}
+        tracked = _track(study, runs, published, drawings if report is not None else {})
     except KeyboardInterrupt:
         if not study.asks:
             raise
@@ -308,14 +309,26 @@ def _say_before(runs: Runs) -> None:
         runs.say(f"note: {changed_note(runs.changed)}")
 
 
-def _track(study: Study, runs: Runs, published: Published) -> Tracked:
+def _track(
+    study: Study, runs: Runs, published: Published, drawings: Mapping[str, FigureSpec]
+) -> Tracked:
     """What the tracker was given, or why it took nothing, which hides no result."""
-    settings = {**runs.config["tracking"], **({"mode": "none"} if runs.interrupted else {})}
+    if runs.interrupted or (settings := runs.config["tracking"])["mode"] == "none":
+        return Tracked()
+    arms = published.arms
+    plain = arms is not None and len(arms.arms) > 1 and not arms.variation.conditions
+    patches: dict[str, Sequence[str | Change]] = {
+        name: [*arm.overrides, *(Change(*change, "replace") for change in arm.changes.items())]
+        for name, arm in runs.asked.items()
+    }
     return track(
         published.result,
         runs.spec.folder,
-        published.arms.runs if published.arms is not None else runs.in_order,
+        arms.runs if arms is not None else runs.in_order,
+        labels=labels_of(runs.spec, patches),
         comparison=published.comparison(),
+        drawings=drawings,
+        bars=keys_of(arms.metrics) if arms is not None and plain else (),
         series=study.keeps_tables,
         **settings,
     )

@@ -95,7 +95,7 @@ class Composed:
         """What further words make of it."""
         new = changes_of(words, sweeps=False)
         changes = [*self.changes, *new]
-        choices = self._chosen(new)
+        choices = self.choices_after(new)
         if self.conf.root not in BUILT_IN and choices != self.choices:
             return Composed.of(changes, self.conf)  # in the order of a user's list of defaults
         tree = copied(self.tree) if choices == self.choices else assembled(self.conf, choices)
@@ -103,7 +103,7 @@ class Composed:
         _apply(tree, [change for change in known if not _is_choice(self.conf, change)], changes)
         return Composed(self.conf, tree, choices, changes)
 
-    def _chosen(self, new: Sequence[Change]) -> Choices:
+    def choices_after(self, new: Sequence[Change]) -> Choices:
         """The options with those that further words choose."""
         choices = dict(self.choices)
         picks = {c.key: _option_of(self.conf, c) for c in new if _is_choice(self.conf, c)}

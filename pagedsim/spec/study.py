@@ -24,7 +24,7 @@ _PLAIN = "experiment=single"
 _SIZES = ("memory.blocks", "server.max_model_len", "tensor_parallel")
 """Settings that depend on the model and the GPU without belonging to their groups."""
 _COMPOSED_POOL = re.compile(rf"fleet\.pools\.[^.]+\.{POOL_CONFIG}\.")
-_NOT_OF_A_RUN = ("experiment", *OF_THE_STUDY)
+NOT_OF_A_RUN = ("experiment", *OF_THE_STUDY)
 """Keys that the command of a single run leaves out."""
 
 
@@ -200,7 +200,7 @@ def single(spec: StudySpec, changes: Words, seed: int, config: Settings) -> str:
     Of the words that were typed and `changes`, those of the study are left out; what the
     experiment itself has set is added.
     """
-    typed = [word for word in (*spec.words, *changes) if group_of(word) not in _NOT_OF_A_RUN]
+    typed = [word for word in (*spec.words, *changes) if group_of(word) not in NOT_OF_A_RUN]
     if any(isinstance(value, Given) for value in flat(config).values()):
         return ""  # no word is an object
     words = [_PLAIN, *_chosen(spec, typed), *typed, f"seed={seed}", "seeds=1"]
@@ -222,7 +222,7 @@ def _chosen(spec: StudySpec, words: Words) -> Iterator[str]:
     usual = _plain(spec.conf).choices
     typed = {key_of(word) for word in words}
     for group, option in spec.choices.items():
-        left_out = group in (*_NOT_OF_A_RUN, *typed)
+        left_out = group in (*NOT_OF_A_RUN, *typed)
         if not left_out and option is not None and option != usual.get(group):
             yield f"{group}={option}"
 
@@ -230,7 +230,7 @@ def _chosen(spec: StudySpec, words: Words) -> Iterator[str]:
 def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
     """The words that make one configuration the other, as far as a run is concerned."""
     for key in sorted(before.keys() | after.keys()):
-        if key.partition(".")[0] in _NOT_OF_A_RUN or before.get(key) == after.get(key):
+        if key.partition(".")[0] in NOT_OF_A_RUN or before.get(key) == after.get(key):
             continue
         if _COMPOSED_POOL.match(key):
             continue  # the words have what it is composed of

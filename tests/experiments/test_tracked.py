@@ -32,10 +32,12 @@ CAPACITY = (
 
 
 def compared(folder: Path, found: dict[str, Any]) -> dict[str, Path]:
-    """The runs, all in one group, whose comparison has the result as its summary."""
+    """The runs, all of one study, whose own run has the result as its summary."""
     runs = by_name(folder)
-    assert len({run_of(run).run_group for run in runs.values()}) == 1
-    summary = summary_of(records(runs["comparison"]))
+    (study,) = {config_of(run)["study"] for run in runs.values()}
+    assert run_of(runs[found["experiment"]]).run_group == study
+    assert all(run_of(run).run_group.startswith(study) for run in runs.values())
+    summary = summary_of(records(runs[found["experiment"]]))
     assert summary["title"] == found["title"] and summary["finding"] == " ".join(found["finding"])
     for name, value in found["data"].items():
         if isinstance(value, (int, str)):
@@ -52,9 +54,11 @@ def test_a_validation_is_a_run_of_each_side_for_each_load(
     runs = compared(tmp_path, found)
     loads = ("half load", "overload")
     sides = {f"{load}, {side}" for load in loads for side in ("engine", "simulator")}
-    assert set(runs) == {"comparison", "calibration-all", *sides}
+    stored = [path.parts[-2:] for path in tmp_path.glob("runs/*/seed-*")]
+    assert set(runs) == {"validate", *(f"{arm} {seed.replace('-', ' ')}" for arm, seed in stored)}
+    assert {arm for arm, _ in stored} == {"calibration-all", *sides}
     for load in loads:
-        engine, simulator = (records(runs[f"{load}, {s}"]) for s in ("engine", "simulator"))
+        engine, simulator = (records(runs[f"{load}, {s} seed 0"]) for s in ("engine", "simulator"))
         for one in (engine, simulator):
             assert steps_of_metrics(one)["load/*"] == "time"
             *history, _ = history_of(one)
@@ -64,13 +68,13 @@ def test_a_validation_is_a_run_of_each_side_for_each_load(
         for key in KEYS:
             stored = read_summary(tmp_path / "runs" / f"{load}, simulator" / "seed-0")[key]
             assert ours[key] == pytest.approx(stored) and key in theirs
-        summary = summary_of(records(runs["comparison"]))
+        summary = summary_of(records(runs["validate"]))
         error = found["data"]["regimes"][load]["metrics"]["ttft_mean"]["error"]
         assert summary[f"regimes/{load}/metrics/ttft_mean/error"] == pytest.approx(error)
-    table = table_of(runs["comparison"], "comparison")
+    table = table_of(runs["validate"], "comparison")
     assert table["columns"][:2] == ["load", "metric"] and "error" in table["columns"]
     assert len(table["data"]) == len(loads) * len(KEYS)
-    assert "plots/validation/path" in history_of(records(runs["comparison"]))[-1]
+    assert "plots/validation/path" in history_of(records(runs["validate"]))[-1]
 
 
 def test_probes_are_runs_to_plot_by_rate(tmp_path: Path) -> None:
@@ -78,11 +82,13 @@ def test_probes_are_runs_to_plot_by_rate(tmp_path: Path) -> None:
     runs = compared(tmp_path, found)
     for arm, one in found["data"]["arms"].items():
         for probe in one["seeds"]["0"]["probes"]:
-            run = runs[f"{arm} at {probe['rate']:g} per s"]
-            assert config_of(run)["workload"]["rate"] == probe["rate"]
+            run = runs[f"{arm} at {probe['rate']:g} per s seed 0"]
+            config = config_of(run)
+            assert config["settings"]["workload"]["rate"] == config["rate"] == probe["rate"]
+            assert config["max_seqs"] == (4 if arm == "small" else 256)
             summary = summary_of(records(run))
             assert summary["ttft_p99"] == pytest.approx(probe["values"]["TTFT P99"], rel=1e-5)
             assert not [row for row in history_of(records(run)) if "time" in row]
-    table = table_of(runs["comparison"], "comparison")
+    table = table_of(runs["capacity"], "comparison")
     assert [row[0] for row in table["data"]] == ["fcfs", "small"]
     assert json.loads((tmp_path / "result.json").read_text())["pictures"] == ["capacity"]

@@ -216,19 +216,24 @@ def of_terminal(facts: Facts) -> Claims:
 
 def of_wandb(facts: Facts) -> Claims:
     tracked = by_name(facts.folder)
+    study = tracked[json.loads((facts.folder / "result.json").read_text())["experiment"]]
     for arm, seeds in facts.summaries.items():
-        kept, logged = summary_of(records(tracked[arm])), table_of(tracked[arm], "seeds")
+        names = sorted(name for name in tracked if name.startswith(f"{arm} seed "))
+        for seed, summary in zip(names, seeds, strict=True):
+            run = tracked[seed]
+            kept = summary_of(records(run))
+            for name, value in numbers(summary):
+                yield f"W&B {seed} {name}", near(kept[name], value)
+            if replicas := summary.get("replicas"):
+                rows = table_of(run, "replicas")
+                yield "W&B replicas", rows["data"] == [list(one.values()) for one in replicas]
         flat = [dict(numbers(one)) for one in seeds]
-        for name in dict.fromkeys(name for one in flat for name in one):
-            known = [one[name] for one in flat if name in one]
-            yield f"W&B {arm} {name}", near(kept[name], fmean(known))
-            column = [row[logged["columns"].index(name)] for row in logged["data"]]
-            same = all(map(near, column, [one.get(name) for one in flat]))
-            yield f"W&B {arm} {name} by seed", same
-        if replicas := seeds[0].get("replicas"):
-            rows = table_of(tracked[arm], "replicas")
-            yield "W&B replicas", rows["data"] == [list(one.values()) for one in replicas]
-    rows = table_of(tracked["comparison"], "comparison")
+        if len(facts.summaries) == 1:
+            kept = summary_of(records(study))
+            for name in dict.fromkeys(name for one in flat for name in one):
+                known = [one[name] for one in flat if name in one]
+                yield f"W&B mean {name}", near(kept[name], fmean(known))
+    rows = table_of(study, "comparison")
     yield (
         "W&B comparison",
         [list(map(text_of, row)) for row in rows["data"]]
