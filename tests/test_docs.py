@@ -12,6 +12,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -84,7 +85,7 @@ def commands(program: str) -> list[tuple[str, tuple[str, ...]]]:
 ALONE = [
     pytest.param(*one, marks=[pytest.mark.slow] if one[0] == "docs/engine.md" else [])
     for one in blocks("python")
-    if "localhost:" not in one[1]
+    if "localhost:" not in one[1] and "short_first" not in one[1]
 ]
 """Blocks that ask no server; tests/serve/test_serving_page.py has one for the others."""
 
@@ -405,6 +406,30 @@ def test_the_script_of_the_page_from_python_runs(tmp_path: Path) -> None:
     assert done.stderr == "" and "shortest" in done.stdout
     assert {one.name for one in tmp_path.iterdir()} == {"script.py", "latency.pdf", "out"}
     assert (tmp_path / "out" / "report.html").is_file()
+
+
+def test_the_day_of_the_tutorial_ends_in_a_figure_and_a_table(tmp_path: Path) -> None:
+    """On a trace of Azure's columns, in the place of Azure's hour."""
+    policy, day = (code for page, code in blocks("python") if page == "docs/tutorial.md")
+    assert len(day.splitlines()) <= 30
+    (tmp_path / "short_first.py").write_text(policy, encoding="utf-8")
+    (tmp_path / "day.py").write_text(day, encoding="utf-8")
+    start = datetime(2023, 11, 16, 18, 15)
+    rows = [
+        f"{start + timedelta(seconds=0.5 * row):%Y-%m-%d %H:%M:%S.%f0},{200 + 37 * row % 4000},100"
+        for row in range(300)
+    ]
+    trace = "\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows, ""])
+    (tmp_path / "AzureLLMInferenceTrace_conv.csv").write_text(trace, encoding="utf-8")
+    command = [sys.executable, "day.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stderr == "" and "Load within the objective" in done.stdout
+    assert done.stdout.count("drawn from the trace with replacement") == 1
+    assert "times its rate" not in done.stdout  # which the tables say
+    figure = (tmp_path / "fig.pdf").read_bytes()
+    assert b"/FontFile2" in figure and b"/Type3" not in figure  # embedded, and no Type 3
+    assert r"\toprule" in (tmp_path / "table.tex").read_text(encoding="utf-8")
+    assert (tmp_path / "day" / "report.html").is_file()
 
 
 @pytest.mark.usefixtures("registries")

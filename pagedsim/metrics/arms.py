@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pagedsim.metrics.files import REQUESTS, STEPS, read_table
 from pagedsim.metrics.recorder import REQUEST_COLUMNS, TABLES, Recorder
-from pagedsim.metrics.result import added_up, of_whom
+from pagedsim.metrics.result import Notice, added_up, of_one_kind, of_whom
 from pagedsim.metrics.stability import mean_backlogs, overload_of
 from pagedsim.metrics.steps import REPLICA
 from pagedsim.metrics.tables import Requests
@@ -191,14 +191,23 @@ class Arms:
         return [*self._survivors(), *of_whom(lines)]
 
     def _notes_within(self) -> list[str]:
-        """Notes by series where they are of all its arms, without overloads, into which curves
-        mostly run: `pagedsim.metrics.finding.overloads` has them."""
+        """Notes by series where they are of all its arms, those that differ in numbers alone as
+        one; without those that say the value that the arm has by design, and without overloads,
+        into which curves mostly run: `pagedsim.metrics.finding.overloads` has them."""
+        noted = [
+            (arm, Notice(line))
+            for arm in self.arms
+            for line in added_up([{**run.summary, "backlogs": []} for run in self.of(arm)])
+            if not any(text in line for text in self.variation.typed(arm))
+        ]
         whose: dict[str, list[str]] = {}
-        for arm in self.arms:
-            for line in added_up([{**run.summary, "backlogs": []} for run in self.of(arm)]):
-                whose.setdefault(line, []).append(arm)
-        lines = {line: ", ".join(self._series_in(arms)) for line, arms in whose.items()}
-        return [*self._survivors(), *(f"{names}: {line}" for line, names in lines.items())]
+        for (arm, _), notice in zip(noted, of_one_kind(line for _, line in noted), strict=True):
+            whose.setdefault(notice.what, []).append(arm)
+        lines = [*self._survivors()]
+        for line, arms in whose.items():
+            names = ", ".join(self._series_in(list(dict.fromkeys(arms))))
+            lines.append(line if set(arms) == {*self.arms} else f"{names}: {line}")
+        return lines
 
     def _series_in(self, some: list[str]) -> list[str]:
         """Names for some of the arms: a series for all of its arms."""

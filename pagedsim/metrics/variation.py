@@ -84,6 +84,11 @@ class Variation:
         """The values of the conditions under which an arm ran."""
         return tuple(self.values[arm][key] for key in self.conditions)
 
+    def typed(self, arm: str) -> list[str]:
+        """What an arm varies as notes have it, such as "(rate=4)"."""
+        values = self.values.get(arm, {}).items()
+        return [f"({key.rpartition('.')[2]}={said(value)})" for key, value in values]
+
     def at(self, cell: Cell) -> str:
         """A cell in words, such as "rate 4, block_size 16"; a facet, which is a cell without the
         first condition, so, too. Empty without conditions."""
