@@ -11,6 +11,7 @@ into the rows of one matrix product, so that a key is read once for all of them.
 """
 
 from collections.abc import Callable, Hashable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ import triton
 import triton.language as tl
 
 from pagedsim.kernels import softmax, tuning
+from pagedsim.kernels.launch import BOUND, Bound
 from pagedsim.kernels.parts import FIELDS, SIDE, finish, merge
 from pagedsim.kernels.rounding import fitting, readable
 from pagedsim.kernels.softmax import fold, row_of
@@ -58,84 +60,72 @@ def paged_attention(
     decode. Their sizes are chosen on the device, from all contexts of the batch, so that there is
     room for all parts, however long they are, and a graph can hold the launches.
     """
-    tokens, heads, head_dim = q.shape
-    block_size, kv_heads = k_cache.shape[1:3]
-    group = heads // kv_heads
     if out is None:  # zeros: rows past the last query range are padding
         out = torch.zeros_like(q, memory_format=torch.contiguous_format)
-    if tiles is None:
+    strides = *out.stride()[:2], *q.stride()[:2], *k_cache.stride()[:3], block_tables.stride(0)
 
-        def choose() -> Tiles:
-            return tuning.prefill(q.device, tuning.heads(q, k_cache), max_query_len)
+    def planned() -> tuple[int, tuple[torch.Tensor, ...] | None, Bound, Bound, tuple[int, ...]]:
+        """How many programs there are, their parts, and both launches, for all layers alike."""
+        (tokens, heads, head_dim), (block_size, kv_heads) = q.shape, k_cache.shape[1:3]
+        chosen = tiles or tuning.prefill(q.device, tuning.heads(q, k_cache), max_query_len)
+        cut = Cut(chosen, split or chunk_split(kv_heads))
+        queries, sequences = chosen.rows * kv_heads // heads, context_lens.shape[0]
+        # Each sequence may end in a tile that is not full, so this bounds the tiles without a look
+        # at the lengths, which are on the device.
+        most = tokens // queries + sequences
+        shares: tuple[torch.Tensor, ...] | None = None
+        room = block_tables.shape[1] * block_size
+        room = room if max_context is None else min(room, max_context)
+        if room > cut.split.part and tokens // queries * kv_heads < PROGRAMS and most <= TILES:
+            batch = query_start, context_lens, rows
+            shares = once(
+                ("shares", q.shape, kv_heads, cut, window),
+                lambda: _shared(q, kv_heads, *batch, most, cut, window),
+            )
+            most += cut.split.most
+        masked = head_dim > 128 and k_cache.element_size() < q.element_size() == 2
+        numbers = sequences, *softmax.factors(scale, softcap), window or 0, *strides
+        shape = kv_heads, heads // kv_heads, head_dim
+        masks = masked, window is not None, softcap is not None
+        bound = _bound(*shape, block_size, chosen, numbers, *masks)
+        merge_grid = cut.split.most, kv_heads, chosen.rows // SIDE.value
+        merging = _bound_merge(*shape, chosen.rows, (most, *strides[:2]))
+        return most * kv_heads, shares, bound, merging, merge_grid
 
-        tiles = once(("tiles", q.shape, kv_heads), choose)
-    queries = tiles.rows // group
-    sequences = context_lens.shape[0]
-    # Each sequence may end in a tile that is not full, so this bounds the tiles without a look
-    # at the lengths, which are on the device.
-    most = tokens // queries + sequences
-    shares: tuple[torch.Tensor, ...] | None = None
-    split = split or chunk_split(kv_heads)
-    room = block_tables.shape[1] * block_size
-    room = room if max_context is None else min(room, max_context)
-    if room > split.part and tokens // queries * kv_heads < PROGRAMS and most <= TILES:
-        cut = Cut(tiles, split)
-        batch = query_start, context_lens, rows
-        shares = once(
-            ("shares", q.shape, kv_heads, cut, window),
-            lambda: _shared(q, kv_heads, *batch, most, cut, window),
-        )
-        most += split.most
-    given = shares or (None, None, None)
-    factor, cap = softmax.factors(scale, softcap)
-    _attention[(most * kv_heads,)](
-        out,
-        *given,
-        q,
-        readable(k_cache),
-        readable(v_cache),
-        block_tables,
-        rows,
-        query_start,
-        context_lens,
-        sequences,
-        factor,
-        cap,
-        window or 0,
-        *out.stride()[:2],
-        *q.stride()[:2],
-        *k_cache.stride()[:3],
-        block_tables.stride(0),
-        HEADS=kv_heads,
-        GROUP=group,
-        HEAD_DIM=head_dim,
-        DIM=max(16, power_of_two(head_dim)),
-        BLOCK_SIZE=block_size,
-        ROWS=tiles.rows,
-        KEYS=tiles.keys,
-        MASKED=head_dim > 128 and k_cache.element_size() < q.element_size() == 2,
-        WINDOWED=window is not None,
-        CAPPED=softcap is not None,
-        num_warps=tiles.warps,
+    key = "chunks", q.shape, k_cache.shape, k_cache.dtype, strides, window, scale, softcap
+    programs, shares, bound, merging, merge_grid = once((*key, tiles, split), planned)
+    bound(
+        (programs,), out, *(shares or (None, None, None)), q, readable(k_cache), readable(v_cache),
+        block_tables, rows, query_start, context_lens,
+    )  # fmt: skip
+    if shares is not None:
+        merging(merge_grid, out, *shares, query_start)
+    return out
+
+
+@lru_cache(BOUND)
+def _bound(
+    kv_heads: int, group: int, head_dim: int, block_size: int, tiles: Tiles,
+    numbers: tuple[float, ...], masked: bool, windowed: bool, capped: bool,
+) -> Bound:  # fmt: skip
+    return Bound(
+        _attention, *numbers, HEADS=kv_heads, GROUP=group, HEAD_DIM=head_dim,
+        DIM=max(16, power_of_two(head_dim)), BLOCK_SIZE=block_size, ROWS=tiles.rows,
+        KEYS=tiles.keys, MASKED=masked, WINDOWED=windowed, CAPPED=capped, num_warps=tiles.warps,
         num_stages=tiles.stages,
         # Without a word ptxas may stop at fewer where 4 warps take more, and then spill.
         maxnreg=255 if tiles.warps < 8 else None,
-    )
-    if shares is not None:
-        _merge[(split.most, kv_heads, tiles.rows // SIDE.value)](
-            out,
-            *shares,
-            query_start,
-            most,
-            *out.stride()[:2],
-            HEADS=kv_heads,
-            GROUP=group,
-            EACH=tiles.rows,
-            HEAD_DIM=head_dim,
-            DIM=max(16, power_of_two(head_dim)),
-            num_warps=4,
-        )
-    return out
+    )  # fmt: skip
+
+
+@lru_cache(BOUND)
+def _bound_merge(
+    kv_heads: int, group: int, head_dim: int, rows: int, numbers: tuple[int, ...]
+) -> Bound:
+    return Bound(
+        _merge, *numbers, HEADS=kv_heads, GROUP=group, EACH=rows, HEAD_DIM=head_dim,
+        DIM=max(16, power_of_two(head_dim)), num_warps=4,
+    )  # fmt: skip
 
 
 def _shared(

@@ -7,12 +7,15 @@ heads a KV head and parts of 1,024 keys one byte for 252 of K and V.
 """
 
 from collections.abc import Callable, Hashable
+from functools import lru_cache
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
 from pagedsim.kernels import by_warp, softmax, tuning
+from pagedsim.kernels.launch import BOUND, Bound
 from pagedsim.kernels.parts import FIELDS, SIDE, Parts, finish, listed, merge
 from pagedsim.kernels.rounding import fitting, readable
 from pagedsim.kernels.softmax import fold
@@ -31,7 +34,7 @@ def paged_decode(
     softcap: float | None = None,
     rows: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
-    once: Callable[[Hashable, Callable[[], Parts]], Parts] = lambda key, make: make(),
+    once: Callable[[Hashable, Callable[[], Any]], Any] = lambda key, make: make(),
     tiles: Tiles | None = None,
     split: Split | None = None,
 ) -> torch.Tensor:
@@ -41,53 +44,49 @@ def paged_decode(
     step's `AttentionBatch`, so that layers share a list of parts. `tiles` and `split` override the
     choice, for a sweep.
     """
-    heads, head_dim = q.shape[1:]
-    block_size, kv_heads = k_cache.shape[1:3]
     if out is None:
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    cut = tuning.decode(q.device, tuning.heads(q, k_cache))
-    cut = cut._replace(tiles=tiles or cut.tiles, split=split or cut.split)
-    tiles, part = cut.tiles, cut.split.part
-    if part % tiles.keys:
-        raise ValueError(f"parts of {part} keys: must be a multiple of a tile's, {tiles.keys}")
-    room = block_tables.shape[1] * block_size
-    parts = once(
-        ("parts", q.shape, kv_heads, cut, window),
-        lambda: listed(q, kv_heads, context_lens, rows, room, cut, window),
-    )
-    windowed, itemsize = window is not None, k_cache.element_size()
-    per_processor = resident(tiles, head_dim, itemsize, tuning.capability(q.device), windowed)
-    programs = min(len(parts.sums) * kv_heads, per_processor * tuning.processors(q.device))
-    factor, cap = softmax.factors(scale, softcap)
-    _decode[(programs,)](
-        out,
-        *parts,
-        q,
-        readable(k_cache),
-        readable(v_cache),
-        block_tables,
-        factor,
-        cap,
-        window or 0,
-        *out.stride()[:2],
-        *q.stride()[:2],
-        *k_cache.stride()[:3],
-        block_tables.stride(0),
-        HEADS=kv_heads,
-        GROUP=heads // kv_heads,
-        HEAD_DIM=head_dim,
-        DIM=max(32, power_of_two(head_dim)),
-        BLOCK_SIZE=block_size,
-        ROWS=tiles.rows,
-        KEYS=tiles.keys,
-        WARPS=tiles.warps if tiles.by_warp else 0,
-        WINDOWED=windowed,
-        CAPPED=softcap is not None,
-        num_warps=tiles.warps,
-        num_stages=tiles.stages,
-        maxnreg=registers(tiles, head_dim, windowed),
-    )
+    strides = *out.stride()[:2], *q.stride()[:2], *k_cache.stride()[:3], block_tables.stride(0)
+
+    def planned() -> tuple[int, Parts, Bound]:
+        """How many programs there are, their parts and their launch, for all layers alike."""
+        (_, heads, head_dim), (block_size, kv_heads) = q.shape, k_cache.shape[1:3]
+        cut = tuning.decode(q.device, tuning.heads(q, k_cache))
+        cut = cut._replace(tiles=tiles or cut.tiles, split=split or cut.split)
+        if cut.split.part % cut.tiles.keys:
+            raise ValueError(
+                f"parts of {cut.split.part} keys: must be a multiple of a tile's, {cut.tiles.keys}"
+            )
+        room, windowed = block_tables.shape[1] * block_size, window is not None
+        parts: Parts = once(
+            ("parts", q.shape, kv_heads, cut, window),
+            lambda: listed(q, kv_heads, context_lens, rows, room, cut, window),
+        )
+        itemsize, to = k_cache.element_size(), tuning.capability(q.device)
+        per_processor = resident(cut.tiles, head_dim, itemsize, to, windowed)
+        programs = min(len(parts.sums) * kv_heads, per_processor * tuning.processors(q.device))
+        numbers = *softmax.factors(scale, softcap), window or 0, *strides
+        shape = kv_heads, heads // kv_heads, head_dim, block_size
+        return programs, parts, _bound(*shape, cut.tiles, numbers, windowed, softcap is not None)
+
+    key = "decode", q.shape, k_cache.shape, k_cache.dtype, strides, window, scale, softcap
+    programs, parts, bound = once((*key, tiles, split), planned)
+    bound((programs,), out, *parts, q, readable(k_cache), readable(v_cache), block_tables)
     return out
+
+
+@lru_cache(BOUND)
+def _bound(
+    kv_heads: int, group: int, head_dim: int, block_size: int, tiles: Tiles,
+    numbers: tuple[float, ...], windowed: bool, capped: bool,
+) -> Bound:  # fmt: skip
+    return Bound(
+        _decode, *numbers, HEADS=kv_heads, GROUP=group, HEAD_DIM=head_dim,
+        DIM=max(32, power_of_two(head_dim)), BLOCK_SIZE=block_size, ROWS=tiles.rows,
+        KEYS=tiles.keys, WARPS=tiles.warps if tiles.by_warp else 0, WINDOWED=windowed,
+        CAPPED=capped, num_warps=tiles.warps, num_stages=tiles.stages,
+        maxnreg=registers(tiles, head_dim, windowed),
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["window", "table_stride"])

@@ -7,10 +7,13 @@ read once. The gate: for N intermediate dims some 5·T·N FLOP on 2·T·N elemen
 bound by the bytes, of which two kernels would move 2·T·N more.
 """
 
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
 
+from pagedsim.kernels.launch import BOUND, Bound
 from pagedsim.kernels.tiles import power_of_two
 
 
@@ -22,23 +25,17 @@ def rms_norm(
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     if tokens == 0:
         return out
-    block = power_of_two(size)
     summed = x if residual is None else residual
-    _norm[(tokens,)](
-        out,
-        x,
-        summed,
-        weight,
-        eps,
-        out.stride(0),
-        x.stride(0),
-        summed.stride(0),
-        SIZE=size,
-        BLOCK=block,
-        SUMMED=residual is not None,
-        num_warps=max(1, min(16, block // 512)),
-    )
+    strides = out.stride(0), x.stride(0), summed.stride(0)
+    _bound_norm(size, eps, strides, residual is not None)((tokens,), out, x, summed, weight)
     return out
+
+
+@lru_cache(BOUND)
+def _bound_norm(size: int, eps: float, strides: tuple[int, ...], summed: bool) -> Bound:
+    block = power_of_two(size)
+    warps = max(1, min(16, block // 512))
+    return Bound(_norm, eps, *strides, SIZE=size, BLOCK=block, SUMMED=summed, num_warps=warps)
 
 
 @triton.jit
@@ -83,15 +80,14 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     if tokens == 0:
         return out
     block = min(MOST, power_of_two(size))
-    _silu_mul[(tokens, -(-size // block))](
-        out,
-        gate_up,
-        gate_up.stride(0),
-        SIZE=size,
-        BLOCK=block,
-        num_warps=max(1, min(8, block // 256)),
-    )
+    _bound_silu(size, block, gate_up.stride(0))((tokens, -(-size // block)), out, gate_up)
     return out
+
+
+@lru_cache(BOUND)
+def _bound_silu(size: int, block: int, stride: int) -> Bound:
+    warps = max(1, min(8, block // 256))
+    return Bound(_silu_mul, stride, SIZE=size, BLOCK=block, num_warps=warps)
 
 
 @triton.jit

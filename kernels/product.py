@@ -12,12 +12,15 @@ Weights may have 8 bits, with a scale an output: they are widened on their way, 
 bytes.
 """
 
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
 
 from pagedsim.kernels import tuning
 from pagedsim.kernels.batch import RowNorm
+from pagedsim.kernels.launch import BOUND, Bound
 from pagedsim.kernels.rounding import readable, widened
 from pagedsim.kernels.tiles import ProductTiles, product_tiles
 
@@ -33,10 +36,9 @@ def product(
     done: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """As `ops.product`, which says what the arguments are."""
-    size = len(weight) // 2 if gated else len(weight)
-    out = x.new_empty((len(x), size))
-    tiles = _chosen(x, weight, gated, done)
-    _launch(out, None, x, weight, bias, scale, norm, gated, done, tiles)
+    outputs = weight.shape[0] // 2 if gated else weight.shape[0]
+    out = x.new_empty((x.shape[0], outputs))
+    _launch(out, x, weight, bias, scale, norm, gated, done)
     return out
 
 
@@ -50,26 +52,11 @@ def add_product(
     done: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """As `ops.add_product`, which says what the arguments are."""
-    tiles = _chosen(x, weight, False, done)
-    sums = -(-len(weight) // tiles.columns)
-    squares = x.new_empty((len(x), sums), dtype=torch.float32)
-    _launch(residual, squares, x, weight, bias, scale, None, False, done, tiles)
-    return squares
-
-
-def _chosen(
-    x: torch.Tensor, weight: torch.Tensor, gated: bool, done: torch.Tensor | None
-) -> ProductTiles:
-    outputs, inputs = weight.shape
-    itemsizes = x.element_size(), weight.element_size()
-    outputs = outputs // 2 if gated else outputs
-    to = tuning.capability(x.device)
-    return product_tiles(len(x), outputs, inputs, itemsizes, to, gated, done is not None)
+    return _launch(residual, x, weight, bias, scale, None, False, done, added=True)
 
 
 def _launch(
     out: torch.Tensor,
-    left: torch.Tensor | None,
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
@@ -77,44 +64,40 @@ def _launch(
     norm: RowNorm | None,
     gated: bool,
     done: torch.Tensor | None,
-    tiles: ProductTiles,
-) -> None:
+    added: bool = False,
+) -> torch.Tensor:
+    """Returns the squares of what it `added` to `out`."""
     tokens, size = x.shape
-    if tokens == 0:
-        return
     normed, squares, eps = norm or (x, x, 0.0)
-    grid = -(-tokens // tiles.rows), -(-out.shape[1] // tiles.columns), tiles.parts
-    shared = tiles.parts > 1
-    sums = x.new_empty((tiles.parts, *out.shape), dtype=torch.float32) if shared else None
-    _product[grid](
-        out,
-        out if left is None else left,
-        x,
-        readable(weight),
-        x if bias is None else bias,
-        x if scale is None else scale,
-        normed,
-        squares,
-        sums,
-        done if shared else None,
-        eps,
-        tokens,
-        out.stride(0),
-        x.stride(0),
-        SIZE=size,
-        OUT=out.shape[1],
-        ROWS=tiles.rows,
-        COLUMNS=tiles.columns,
-        DEPTH=tiles.depth,
-        SQUARES=0 if norm is None else squares.shape[1],
-        PARTS=tiles.parts,
-        BIASED=bias is not None,
-        SCALED=scale is not None,
-        GATED=gated,
-        ADDED=left is not None,
-        num_warps=tiles.warps,
-        num_stages=tiles.stages,
-    )
+    tiles, grid, bound = _bound(
+        tokens, out.shape[1], size, (x.element_size(), weight.element_size()),
+        tuning.capability(x.device), gated, done is not None, added, eps, out.stride(0),
+        x.stride(0), 0 if norm is None else squares.shape[1], bias is not None, scale is not None,
+    )  # fmt: skip
+    left = x.new_empty((tokens, grid[1]), dtype=torch.float32) if added else out
+    if tokens:
+        shared = tiles.parts > 1
+        sums = x.new_empty((tiles.parts, *out.shape), dtype=torch.float32) if shared else None
+        bound(
+            grid, out, left, x, readable(weight), x if bias is None else bias,
+            x if scale is None else scale, normed, squares, sums, done if shared else None,
+        )  # fmt: skip
+    return left
+
+
+@lru_cache(BOUND)
+def _bound(
+    tokens: int, outputs: int, inputs: int, itemsizes: tuple[int, int], to: tuple[int, int],
+    gated: bool, cut: bool, added: bool, eps: float, out_stride: int, x_stride: int, squares: int,
+    biased: bool, scaled: bool,
+) -> tuple[ProductTiles, tuple[int, int, int], Bound]:  # fmt: skip
+    tiles = product_tiles(tokens, outputs, inputs, itemsizes, to, gated, cut)
+    bound = Bound(
+        _product, eps, tokens, out_stride, x_stride, SIZE=inputs, OUT=outputs, ROWS=tiles.rows,
+        COLUMNS=tiles.columns, DEPTH=tiles.depth, SQUARES=squares, PARTS=tiles.parts, BIASED=biased,
+        SCALED=scaled, GATED=gated, ADDED=added, num_warps=tiles.warps, num_stages=tiles.stages,
+    )  # fmt: skip
+    return tiles, (-(-tokens // tiles.rows), -(-outputs // tiles.columns), tiles.parts), bound
 
 
 @triton.jit(do_not_specialize=["tokens"])

@@ -6,12 +6,15 @@ rotation and a write would be six. A program owns one KV head of one token: the 
 share it, its key and its value.
 """
 
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
 
 from pagedsim.kernels import float8
 from pagedsim.kernels.batch import AttentionBatch
+from pagedsim.kernels.launch import BOUND, Bound
 from pagedsim.kernels.rounding import mantissa, stored
 from pagedsim.kernels.tiles import power_of_two
 
@@ -28,38 +31,35 @@ def rotate(
     eps: float = 0.0,
 ) -> torch.Tensor:
     """As `ops.rotate`, which says what the arguments are; the queries are those in `qkv`."""
-    tokens = len(qkv)
-    block_size, kv_heads, head_dim = k_cache.shape[1:]
-    heads = qkv.shape[1] // head_dim - 2 * kv_heads
-    q = qkv[:, : heads * head_dim].unflatten(1, (heads, head_dim))
-    if tokens == 0:
-        return q
-    rows, half_dim = power_of_two(heads // kv_heads + 1), power_of_two(head_dim // 2)
-    _rotate[(tokens, kv_heads)](
-        qkv,
-        cos,
-        sin,
-        qkv if weight is None else weight,
-        batch.slots,
-        float8.raw(k_cache),
-        float8.raw(v_cache),
-        eps,
-        qkv.stride(0),
-        cos.stride(0),
-        sin.stride(0),
-        *k_cache.stride()[:3],
-        *v_cache.stride()[:3],
-        HEADS=kv_heads,
-        GROUP=heads // kv_heads,
-        ROWS=rows,
-        HEAD_DIM=head_dim,
-        HALF=half_dim,
-        BLOCK_SIZE=block_size,
-        NORMED=weight is not None,
-        MANTISSA=mantissa(k_cache),
-        num_warps=max(1, min(8, rows * half_dim // 256)),
-    )
+    tokens, width = qkv.shape
+    _, block_size, kv_heads, head_dim = k_cache.shape
+    heads = width // head_dim - 2 * kv_heads
+    stride = qkv.stride(0)
+    q = qkv.as_strided((tokens, heads, head_dim), (stride, head_dim, 1))
+    if tokens:
+        strides = eps, stride, cos.stride(0), sin.stride(0), k_cache.stride(), v_cache.stride()
+        shape = heads // kv_heads, kv_heads, head_dim, block_size
+        bound = _bound(*strides, *shape, weight is not None, mantissa(k_cache))
+        bound(
+            (tokens, kv_heads), qkv, cos, sin, qkv if weight is None else weight, batch.slots,
+            float8.raw(k_cache), float8.raw(v_cache),
+        )  # fmt: skip
     return q
+
+
+@lru_cache(BOUND)
+def _bound(
+    eps: float, stride: int, cos_stride: int, sin_stride: int, k_strides: tuple[int, ...],
+    v_strides: tuple[int, ...], group: int, kv_heads: int, head_dim: int, block_size: int,
+    normed: bool, mantissa: int,
+) -> Bound:  # fmt: skip
+    rows, half_dim = power_of_two(group + 1), power_of_two(head_dim // 2)
+    return Bound(
+        _rotate, eps, stride, cos_stride, sin_stride, *k_strides[:3], *v_strides[:3],
+        HEADS=kv_heads, GROUP=group, ROWS=rows, HEAD_DIM=head_dim, HALF=half_dim,
+        BLOCK_SIZE=block_size, NORMED=normed, MANTISSA=mantissa,
+        num_warps=max(1, min(8, rows * half_dim // 256)),
+    )  # fmt: skip
 
 
 @triton.jit
