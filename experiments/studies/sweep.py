@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise, product
+from itertools import pairwise, product, takewhile
 
 from pagedsim.core import ConfigError
 from pagedsim.experiments.studies.bisection import Bound, bounds_of, missed, validate_clients
@@ -187,6 +187,8 @@ class SustainedLoad:
     """The bounds that are missed first."""
     tried: tuple[float, float]
     """The least and the largest value that ran."""
+    knee: float
+    """The largest value up to which the server keeps up; 0 if at none."""
 
     @property
     def load(self) -> Estimate:
@@ -237,7 +239,14 @@ def _sustained(
         runs = {x: run for x, of in curve.items() for run in of if run.seed == seed}
         by_seed[seed], names = _edge(runs, bounds)
         binds |= dict.fromkeys(names)
-    return SustainedLoad(name, facet, by_seed, list(binds), (min(curve), max(curve)))
+    loads = sorted(curve)
+    kept = list(takewhile(lambda load: _keeps_up(curve[load]), loads))
+    knee = kept[-1] if kept else 0.0
+    return SustainedLoad(name, facet, by_seed, list(binds), (loads[0], loads[-1]), knee)
+
+
+def _keeps_up(runs: Sequence[Run]) -> bool:
+    return overload_of(mean_backlogs([run.summary for run in runs])) is None
 
 
 def _edge(runs: Mapping[float, Run], bounds: Sequence[Bound]) -> tuple[float, list[str]]:
@@ -246,8 +255,7 @@ def _edge(runs: Mapping[float, Run], bounds: Sequence[Bound]) -> tuple[float, li
     for load in sorted(runs):
         summary = runs[load].summary
         over = missed(bounds, summary) if summary["finished"] else bounds
-        overloaded = overload_of(mean_backlogs([summary])) is not None
-        if not over and not overloaded:
+        if not over and _keeps_up([runs[load]]):
             last = load
             continue
         if not last or not over:
@@ -331,10 +339,13 @@ def listing_of(loads: Sequence[SustainedLoad], study: Arms) -> Listing:
         interval = f"{edge.low:.3g} to {edge.high:.3g}" if edge.known else ""
         cells = {"": load.arm, **({"at": load.facet} if load.facet else {})}
         rows.append(
-            cells | {name: load.text, "95 % CI": interval, "missed first": ", ".join(load.binds)}
+            cells
+            | {name: load.text, "95 % CI": interval, "missed first": ", ".join(load.binds)}
+            | {"knee": f"{load.knee:g}" if load.knee else f"below {load.tried[0]:g}"}
         )
     note = (
         "Between the last value that meets the objective and the first that misses it, on lines in "
-        "the logarithm of the latency; mean over seeds."
+        "the logarithm of the latency; mean over seeds. Knee: the last value at which the server "
+        "keeps up."
     )
     return Listing.of("Load within the objective", rows, note)

@@ -23,6 +23,7 @@ from pagedsim.report.figures import (
     draw_band,
     set_scales,
 )
+from pagedsim.report.grid import grid_of
 from pagedsim.report.style import key, looks, margins, new_figure, short, tidy
 
 if TYPE_CHECKING:
@@ -62,7 +63,10 @@ def curves_of(study: Arms) -> dict[str, FigureSpec]:
         partial(_draw, study, throughput_data),
         partial(throughput_data, study),
     )
-    return {"curves": curves, "throughput": throughput}
+    drawings = {"curves": curves, "throughput": throughput}
+    if (grid := grid_of(study)) is not None:
+        drawings["grid"] = grid
+    return drawings
 
 
 def curves_data(study: Arms) -> FigureData:

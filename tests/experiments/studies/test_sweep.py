@@ -73,7 +73,7 @@ def test_one_load_is_enough(tmp_path: Path) -> None:
     result = ps.sweep(
         "workload.rate",
         [20],
-        {"workload.requests": 20, "model": "tiny", "memory.blocks": 64},
+        {"workload.requests": 20, "model": "tiny", "memory.blocks": 64, "predictor": "oracle"},
         policy={"fcfs": "fcfs", "vtc": "vtc"},
         facets={"gpu": ["l4"]},
         report=False,
@@ -107,8 +107,8 @@ def test_arms_at_loads_and_facets(tmp_path: Path) -> None:
     result = ps.sweep(
         "workload.rate",
         [20, 40],
-        {"workload.requests": 30, "model": "tiny", "memory.blocks": 64},
-        policy={"fcfs": "fcfs", "vtc": "vtc"},
+        {"workload.requests": 30, "model": "tiny", "memory.blocks": 64, "predictor": "oracle"},
+        policy={"fcfs": "fcfs", "sjf": "sjf"},
         facets={"memory.block_size": [8, 16]},
         bounds={"ttft_p99": 60},
         seeds=2,
@@ -117,13 +117,25 @@ def test_arms_at_loads_and_facets(tmp_path: Path) -> None:
     assert len(result.runs) == 2 * 2 * 2 * 2
     table = result.table()
     assert {*table["arm"].to_pylist()} == {
-        f"vtc, rate={rate}, block_size={size}" for rate in (20, 40) for size in (8, 16)
+        f"sjf, rate={rate}, block_size={size}" for rate in (20, 40) for size in (8, 16)
     }
     assert {*table["memory.block_size"].to_pylist()} == {8, 16}
     requests = result.requests
-    assert {*requests["policy"].to_pylist()} == {"fcfs", "vtc"}
+    assert {*requests["policy"].to_pylist()} == {"fcfs", "sjf"}
     assert {*requests["workload.rate"].to_pylist()} == {20, 40}
-    assert result.plots[:2] == ["curves", "throughput"]
-    result.plot("curves")
-    result.plot("throughput")
+    assert result.plots[:3] == ["curves", "throughput", "grid"]
+    for name in result.plots[:2]:
+        result.plot(name)
+    first, *others = result.plot("grid").figure.axes
+    assert [len(axes.texts) for axes in (first, *others)] == [4, 4, 4]  # sjf at 2 x 2 places
+    places = {
+        (row["workload.rate"], row["memory.block_size"]): row["ratio"]
+        for row in table.to_pylist()
+        if (row["metric"], row["client"]) == ("ttft_mean", "all")
+    }
+    for text in first.texts:
+        x, y = map(int, text.get_position())
+        ratio = places[(20, 40)[x], (8, 16)[y]]
+        sign = "+" if ratio > 1.001 else "−" if ratio < 0.999 else ""
+        assert text.get_text().strip("(").startswith((sign, "×" if ratio > 2 else sign))
     assert "at the same rate and block_size" in repr(result)
