@@ -11,10 +11,12 @@ client on another, for each number of `--streams` at once: what the path over HT
 another client waits for small answers. It prints the longest of its waits: in the median of the
 seconds, and of all, which is that of a shared machine where others take its cores.
 
-`router` sends small completions at a rate to a simulated server, and as many through a router
-before two of them, in turn, so that both meet the machine in the same state. What the router adds
-is the difference of neighbours; beside it is the processor's time in its process, which other
-work on the machine changes little.
+`router` sends completions at a rate, in random gaps, to a server that answers from memory
+(canned.py), and as many through a router before two of them, in turn, so that both meet the machine
+in the same state. It prints the difference of their medians and of their 90 % points, without the
+time between a stream's events, and the processor's time in the router's process, which other work
+on the machine changes little. A rate at which the direct way takes more than a millisecond in the
+median tells nothing of a router, and is marked.
 """
 
 from __future__ import annotations
@@ -28,13 +30,14 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import chain
+from itertools import chain, product
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from pagedsim.experiments.benchmarks.canned import Way, alternated, canned, on_fast_loop
 from pagedsim.experiments.benchmarks.harness import ROOT, main_of, parse, table
 
 FAST = ("model=llama-3.1-8b", "hardware=h100", "speed=1000", "server.max_seqs=1024")
@@ -280,54 +283,44 @@ async def waits_of(url: str, seconds: float) -> list[float]:
 
 def router(words: Sequence[str]) -> None:
     """Print what a router adds to the time of a small completion."""
-    asked = parse(__doc__, words, {"--rate": 500, "--seconds": 10, "--routers": ROUTERS})
+    kinds = {"nargs": "+", "choices": KINDS, "default": list(KINDS)}
+    options = {"--rate": 500.0, "--seconds": 10.0, "--routers": ROUTERS, "--answers": kinds}
+    asked = parse(__doc__, words, options)
     rows = []
-    for name in asked.routers:
-        with (
-            listening(*FAST, *QUICKEST) as first,
-            listening(*FAST, *QUICKEST) as second,
-            listening(f"router.backends=[{first.url},{second.url}]", f"router={name}") as front,
-        ):
-            urls = first.url, front.url
-            asyncio.run(alternated(urls, asked.rate, 1.0))  # what comes with the first ones
-            before = processor_seconds(front.process.pid)
-            direct, through = asyncio.run(alternated(urls, asked.rate, asked.seconds))
-            processor = processor_seconds(front.process.pid) - before
-        added = [late - soon for soon, late in zip(direct, through, strict=True)]
-        ninth = sorted(added)[len(added) * 9 // 10]
-        numbers = median(direct), median(through), median(added), ninth, processor / len(through)
-        rows.append([name, *(f"{1e6 * value:,.0f}" for value in numbers)])
-    head = ["router", "direct (µs)", "through (µs)", "added, median", "added, 90 %"]
+    with canned(2) as urls:
+        for name, kind in product(asked.routers, asked.answers):
+            backends = f"router.backends=[{','.join(urls)}]"
+            with listening(backends, f"router={name}") as front:
+                both = compared(front, urls[0], KINDS[kind], asked.rate, asked.seconds)
+                rows.append([name, kind, *on_fast_loop(both)])
+    head = ["router", "answers", "direct (µs)", "90 %", "added, median", "added, 90 %"]
     print(table([*head, "µs of a core a request"], rows))
 
 
+async def compared(
+    front: Child, backend: str, stream: bool, rate: float, seconds: float
+) -> list[str]:
+    """Cells with the times of a server, what a router adds, and the processor's time of that."""
+    ways = Way(backend, stream), Way(front.url, stream)
+    await alternated(ways, rate, 1.0)  # what comes with the first ones
+    before = processor_seconds(front.process.pid)
+    late = await alternated(ways, rate, seconds)
+    processor = processor_seconds(front.process.pid) - before
+    direct, through = (
+        [median(way.waits), sorted(way.waits)[len(way.waits) * 9 // 10]] for way in ways
+    )
+    added = [long - short for short, long in zip(direct, through, strict=True)]
+    cells = [f"{1e6 * value:,.0f}" for value in (*direct, *added, processor / rate / seconds)]
+    if max(direct[0], median(late) - TICK) > QUIET:
+        cells[2:] = ["saturated without a router"] * 3
+    return cells
+
+
 ROUTERS = ["round_robin", "least_requests", "prefix_aware"]
-QUICKEST = ("stack.server_ms=0",)
-
-
-async def alternated(urls: Sequence[str], rate: float, seconds: float) -> list[list[float]]:
-    """Seconds of requests, sent to each address in turn at a rate each, on connections that are
-    kept."""
-    count = int(rate * seconds)
-    pools: list[list[Connection]] = [[] for _ in urls]
-    waits = [[0.0] * count for _ in urls]
-    start = time.perf_counter()
-
-    async def ask(which: int, number: int) -> None:
-        sent = time.perf_counter()
-        connection = pools[which].pop() if pools[which] else await connect(urls[which])
-        await answered(connection, QUICK)
-        waits[which][number] = time.perf_counter() - sent
-        pools[which].append(connection)
-
-    async with asyncio.TaskGroup() as group:
-        for turn in range(count * len(urls)):
-            due = start + turn / rate / len(urls)
-            await asyncio.sleep(max(due - time.perf_counter(), 0))
-            group.create_task(ask(turn % len(urls), turn // len(urls)))
-    for connection in chain.from_iterable(pools):
-        connection[1].transport.abort()
-    return waits
+KINDS = {"whole": False, "streamed": True}
+QUIET, TICK = 0.001, 0.001
+"""The most seconds that the client and a server may take alone in the median; and what event loops
+round their sleep to, by which requests may be late beyond that."""
 
 
 main = main_of(__name__, rates, neighbours, router)

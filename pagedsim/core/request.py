@@ -415,6 +415,5 @@ def _plain(prompt: Any) -> Sequence[int]:
     if hasattr(prompt, "tolist"):
         return tuple(prompt.tolist())
     if isinstance(prompt, list | tuple):
-        plain = all(type(token) is int for token in prompt)
-        return tuple(prompt) if plain else tuple(map(int, prompt))
+        return tuple(prompt) if set(map(type, prompt)) <= {int} else tuple(map(int, prompt))
     return cast(Sequence[int], prompt)

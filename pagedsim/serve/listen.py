@@ -165,6 +165,7 @@ class Listener(uvicorn.Server):
             http=BoundedProtocol,
             lifespan="off",
             ws="none",
+            proxy_headers=False,  # nothing goes by addresses of clients
             timeout_keep_alive=KEEP_ALIVE,
         )
         super().__init__(settings)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from struct import iter_unpack
+from struct import unpack
 from typing import Any
 
 from pagedsim.core import Request
@@ -116,9 +116,12 @@ class FillerTokenizer:
 
     def encode(self, text: str) -> list[int]:
         data = text.encode(errors="replace")
-        whole = len(data) // PIECE * PIECE
-        ids = [_TEXTS + piece for (piece,) in iter_unpack(">I", data[:whole])]
-        if rest := data[whole:]:
+        whole = len(data) // PIECE
+        numbers = bytearray(_TEXTS.to_bytes(8) * whole)  # of eight bytes, with a piece behind
+        for place in range(PIECE):
+            numbers[8 - PIECE + place :: 8] = data[place : PIECE * whole : PIECE]
+        ids = list(unpack(f">{whole}Q", numbers))
+        if rest := data[PIECE * whole :]:
             ids.append(_TEXTS + int.from_bytes(rest) + (PIECE - len(rest)) * _END)
         return ids
 

@@ -188,6 +188,31 @@ def test_nobody_answers_at_the_start() -> None:
         asyncio.run(before(["http://127.0.0.1:9"]).serve([]))
 
 
+def test_a_server_that_lists_no_models_is_refused_at_the_start(fake: Fake) -> None:
+    error = rf"^router.backends: {fake.url}/v1/models: 404, '': must be a list of models"
+    fake.models = 404
+    with pytest.raises(ConfigError, match=error):
+        asyncio.run(before([fake.url]).serve([]))
+    fake.models = 401  # clients have the key
+    with routing([fake.url]) as routed:
+        assert streamed(routed, max_tokens=2).whole
+
+
+def test_servers_of_other_models_are_refused_at_the_start(two: tuple[Fake, Fake]) -> None:
+    two[1].model = "other"
+    error = rf"^router.backends: must .*: {two[0].url} has fake; {two[1].url} has other$"
+    with pytest.raises(ConfigError, match=error):
+        asyncio.run(before([fake.url for fake in two]).serve([]))
+
+
+def test_a_server_that_is_down_at_the_start_is_named(
+    fake: Fake, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with routing([fake.url, "http://127.0.0.1:9"]) as routed:
+        assert [streamed(routed, max_tokens=2).whole for _ in range(2)] == [True, True]
+    assert "replica-1 at http://127.0.0.1:9 does not answer" in capsys.readouterr().err
+
+
 # -- what becomes of requests ----------------------------------------------------------------------
 
 
@@ -329,7 +354,7 @@ def test_a_key_is_asked_for_and_stays_here(fake: Fake) -> None:
         assert httpx.post(path, json=body, headers=headers).status_code == 200
         assert httpx.get(f"{routed.url}/v1/models", headers=headers).json()["data"]
         assert httpx.get(f"{routed.url}/result/a", headers=headers).status_code == 404
-    sent = {name.lower(): value for name, value in fake.headers[0].items()}
+    sent = {name.lower(): value for name, value in fake.headers[1].items()}  # behind the start's
     assert sent["x-request-id"] == "mine" and "authorization" not in sent
 
 

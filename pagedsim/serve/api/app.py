@@ -12,7 +12,6 @@ from fastapi import APIRouter, Depends, FastAPI
 from fastapi.responses import JSONResponse, Response
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import pagedsim
@@ -153,21 +152,21 @@ class HeaderCheck:
             return await self._app(scope, receive, send)
         scope[ARRIVAL] = self._now()
         try:
-            self._check(scope["method"], Headers(scope=scope))
+            self._check(scope["method"], dict(reversed(scope["headers"])))  # the first of a name
         except APIError as problem:
             return await problem.response(scope, receive, send)
         await self._app(scope, receive, send)
 
-    def _check(self, method: str, headers: Headers) -> None:
-        host = headers.get("host", "")
+    def _check(self, method: str, fields: dict[bytes, bytes]) -> None:
+        host = fields.get(b"host", b"").decode("latin-1")
         if not self._known(name := _name(host)):
             raise APIError(
                 403, f"Host: {name!r} is not a name of this server; hosts=[...] adds some"
             )
-        origin = headers.get("origin")
-        if origin is not None and not self._same(origin, host):
-            raise APIError(403, f"Origin: {origin!r} is another site than {host!r}")
-        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        origin = fields.get(b"origin")
+        if origin is not None and not self._same(site := origin.decode("latin-1"), host):
+            raise APIError(403, f"Origin: {site!r} is another site than {host!r}")
+        kind = fields.get(b"content-type", b"").decode("latin-1").partition(";")[0].strip().lower()
         if method == "POST" and kind and kind != "application/json":
             raise APIError(415, f"Content-Type: {kind!r}: must be application/json")
 

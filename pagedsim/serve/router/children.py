@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from multiprocessing import get_context
@@ -14,11 +15,16 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from pagedsim.core import ConfigError, PagedsimError
+from pagedsim.serve.api.errors import brief
 
 log = logging.getLogger(__name__)
 
 PAUSE = 1.0
-"""Seconds until a replica that has died is started anew."""
+"""Seconds until a replica that has died is started anew; twice as many each time that it dies."""
+MOST = 5
+"""Times in a row that a replica is started anew before it is given up."""
+STEADY = 60.0
+"""Seconds after which a replica that lives has ended such a row."""
 _ADDRESS = " serves at "
 _REFUSED = "refused: "
 
@@ -28,7 +34,10 @@ class Child:
 
     def __init__(self, name: str, config: Mapping[str, Any]) -> None:
         self.name, self.config = name, dict(config)
-        self.url = ""
+        self.url = self._said = ""
+        self.tries, self._due = 0, 0.0
+        self.lost = False
+        """Whether it was started anew too often."""
         self.start()
 
     def start(self) -> None:
@@ -38,20 +47,50 @@ class Child:
         self.process = context.Process(target=_serve, args=(self.config, other), daemon=True)
         self.process.start()
         other.close()
+        self._begun = time.monotonic()
 
     def wait(self) -> str:
         """Its address, once it listens; raises ConfigError for what it refuses."""
         try:
             while not self.url:
-                line = self.pipe.recv()
-                if line.startswith(_REFUSED):
-                    raise ConfigError(line.removeprefix(_REFUSED))
-                if _ADDRESS in line:
-                    self.url = line.rpartition(_ADDRESS)[2]
+                self._said = self.pipe.recv()
+                if self._said.startswith(_REFUSED):
+                    raise ConfigError(self._said.removeprefix(_REFUSED))
+                if _ADDRESS in self._said:
+                    self.url = self._said.rpartition(_ADDRESS)[2]
                     self.config["port"] = int(self.url.rpartition(":")[2])
         except EOFError as error:
-            raise PagedsimError(f"{self.name} ended before it listened") from error
+            raise PagedsimError(f"{self.name} ended before it listened{self._how()}") from error
         return self.url
+
+    def tend(self) -> None:
+        """Start it anew some time after it died, unless that was too often."""
+        now = time.monotonic()
+        if self.process.is_alive():
+            if now - self._begun > STEADY:
+                self.tries = 0
+        elif self._due:
+            if now >= self._due:
+                self._due = 0.0
+                self.start()
+        elif not self.lost:
+            if self.tries < MOST:
+                wait = PAUSE * 2**self.tries
+                self.tries, self._due = self.tries + 1, now + wait
+                then = f"in {wait:g} s it is started anew ({self.tries} of {MOST})"
+            else:
+                self.lost, then = True, f"started anew {MOST} times, it is given up"
+            log.warning("%s has died%s; %s", self.name, self._how(), then)
+
+    def _how(self) -> str:
+        """How it ended, and the last that it said."""
+        self.process.join(5)
+        with suppress(EOFError, OSError):
+            while self.pipe.poll():
+                self._said = self.pipe.recv()
+        code = self.process.exitcode or 0
+        how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+        return f" ({how}; it said last: {self._said or 'nothing'})"
 
 
 class Children:
@@ -72,8 +111,11 @@ class Children:
             stack.pop_all()
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object, *error: object) -> None:
+        """Raises PagedsimError if none of them is left."""
         self._end()
+        if kind is None and all(child.lost for child in self.children):
+            raise PagedsimError("no replica is left: each died again and again; see above")
 
     def _end(self) -> None:
         self._ending.set()
@@ -84,12 +126,12 @@ class Children:
             child.process.kill()
 
     def _watch(self) -> None:
-        """Start each that dies anew."""
-        while not self._ending.wait(PAUSE):
-            dead = [child for child in self.children if not child.process.is_alive()]
-            for child in dead:
-                log.warning("%s has died (%s)", child.name, child.process.exitcode)
-                child.start()
+        """Start each that dies anew; end this process where none is left."""
+        while not self._ending.wait(PAUSE / 4):
+            for child in self.children:
+                child.tend()
+            if all(child.lost for child in self.children):
+                return os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _serve(config: Mapping[str, Any], pipe: Connection) -> None:
@@ -109,6 +151,9 @@ def _serve(config: Mapping[str, Any], pipe: Connection) -> None:
     except PagedsimError as error:
         say(f"{_REFUSED}{error}")
         sys.exit(1)
+    except Exception as error:
+        say(brief(f"{type(error).__name__}: {error}"))
+        raise
 
 
 def _end_with(pipe: Connection) -> None:

@@ -11,8 +11,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-import aiohttp
-
 from pagedsim.cluster.dispatcher import answer_of
 from pagedsim.core import PagedsimError, Request
 from pagedsim.policies.routing.prefixes import Sent
@@ -158,19 +156,19 @@ class Dispatch:
 
     # -- looks -----------------------------------------------------------------------------------
 
-    async def look(self, session: aiohttp.ClientSession) -> None:
+    async def look(self) -> None:
         """Look at the servers, for ever; others are not kept waiting for a slow one."""
         while True:
             self._doubted.clear()
-            await self.look_once(session, self._every)
+            await self.look_once(self._every)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._doubted.wait(), self._every)
 
-    async def look_once(self, session: aiohttp.ClientSession, patience: float = PATIENCE) -> None:
+    async def look_once(self, patience: float = PATIENCE) -> None:
         """Look at each server once; those that do not answer in time are looked at beside this."""
         for server in self.servers:
             if server not in self._looking:
-                task = asyncio.create_task(self._look(server, session))
+                task = asyncio.create_task(self._look(server))
                 self._looking[server] = task
                 task.add_done_callback(partial(self._looked, server))
         await asyncio.wait([*self._looking.values()], timeout=patience)
@@ -180,23 +178,22 @@ class Dispatch:
     def _looked(self, server: ServerView, task: asyncio.Task[None]) -> None:
         del self._looking[server]
 
-    async def _look(self, server: ServerView, session: aiohttp.ClientSession) -> None:
+    async def _look(self, server: ServerView) -> None:
         up = False
-        with suppress(aiohttp.ClientError, OSError):  # which a TimeoutError is
+        with suppress(OSError):  # which a TimeoutError is
             async with asyncio.timeout(PATIENCE):
-                async with session.get(f"{server.url}/metrics") as response:
-                    server.told = published(await response.text()) if response.ok else {}
-                up = await healthy(server, session)
+                status, page = await server.upstream.get("/metrics")
+                server.told = published(page.decode(errors="replace")) if status < 400 else {}
+                up = await healthy(server)
         if server.up is not up and self._seen_at:
             log.warning("%s at %s is %s", server.name, server.url, "up" if up else "down")
         server.up = up
 
 
-async def healthy(server: ServerView, session: aiohttp.ClientSession) -> bool:
+async def healthy(server: ServerView) -> bool:
     """Whether a server takes requests; one without /health does. TimeoutError if it is silent."""
     async with asyncio.timeout(PATIENCE):
-        async with session.get(f"{server.url}/health") as response:
-            return response.status < 500
+        return (await server.upstream.get("/health"))[0] < 500
 
 
 # -- what a router reads ---------------------------------------------------------------------------

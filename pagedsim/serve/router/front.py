@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import chain, count
 from typing import Any
 
-import aiohttp
 from fastapi import Request as HTTPRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from pagedsim.backends.http.client import KEEP_ALIVE
 from pagedsim.core import PagedsimError, Request, SamplingParams
 from pagedsim.serve.api.app import refuse_wrong_key
 from pagedsim.serve.api.errors import APIError, BadRequest, answer, problem_of
@@ -23,9 +22,10 @@ from pagedsim.serve.api.parsing import messages, object_of, read_body
 from pagedsim.serve.api.reply import DONE, event
 from pagedsim.serve.api.stream import WhilePresent
 from pagedsim.serve.api.tokenise import AsyncTokenizer
-from pagedsim.serve.router.dispatch import PATIENCE, Dispatch, healthy
+from pagedsim.serve.router.dispatch import Dispatch, healthy
 from pagedsim.serve.router.passed import Differs, Passed
 from pagedsim.serve.router.servers import ServerView
+from pagedsim.serve.router.upstream import Connection, Fields
 
 ROUTED = ("/v1/completions", "/v1/chat/completions")
 ANYWHERE = ("/v1/models", "/tokenize", "/detokenize", "/version")
@@ -33,9 +33,8 @@ ANYWHERE = ("/v1/models", "/tokenize", "/detokenize", "/version")
 SESSION = "x-session-id"
 """The header that names a request's session."""
 _PASSED_ON = (b"content-type", b"accept", b"user-agent", b"x-request-id", b"authorization")
-_PASSED_BACK = ("content-type", "content-length", "cache-control", "retry-after")
+_PASSED_BACK = (b"content-type", b"content-length", b"cache-control", b"retry-after")
 """Headers of answers that clients get; the lengths are those of whole answers."""
-BROKEN = (aiohttp.ClientError, OSError, asyncio.IncompleteReadError)
 
 
 class Lost(APIError):
@@ -50,7 +49,8 @@ class Call:
     """A request as it is passed on, and what its client has of the answer."""
 
     path: str
-    headers: Mapping[str, str]
+    fields: Fields
+    """Those of its head that are passed on."""
     body: bytes
     request: Request
     whole: bool = True
@@ -79,22 +79,18 @@ class Front:
         self.dispatch, self.tokenizer = dispatch, tokenizer
         self.finished = 0
         self._most, self._retries, self._timeout = max_body, max_retries, timeout
-        self._key, self._headers = api_key, headers or {}
-        self._numbers = itertools.count()
+        self._key = api_key
+        self.fields = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
+        self._numbers = count()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closing = self._cut = False
 
     # -- for the listener ------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Open connections, and look at the servers for the first time."""
-        self.session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=PATIENCE),
-            headers={"Accept-Encoding": "identity"},
-        )
-        await self.dispatch.look_once(self.session)
-        self._looks = asyncio.create_task(self.dispatch.look(self.session))
+        """Look at the servers for the first time, and from then on."""
+        await self.dispatch.look_once()
+        self._looks = asyncio.create_task(self.dispatch.look())
 
     @property
     def unfinished(self) -> int:
@@ -114,7 +110,8 @@ class Front:
 
     async def close(self) -> None:
         self._looks.cancel()
-        await self.session.close()
+        for server in self.dispatch.servers:
+            server.upstream.close()
 
     # -- requests --------------------------------------------------------------------------------
 
@@ -128,7 +125,7 @@ class Front:
             await response(scope, receive, send)
 
     async def _answer(self, http: HTTPRequest, send: Send) -> Response | None:
-        path, servers = http.url.path, self.dispatch.servers
+        path, servers = http.scope["path"], self.dispatch.servers
         if path in ("/health", "/ping"):
             up = not self._closing and any(server.up for server in servers)
             return Response(status_code=200 if up else 503)
@@ -181,7 +178,7 @@ class Front:
 
     async def _retried(self, call: Call, send: Send) -> None:
         """Pass a request on, and to another server where one dies before it has answered."""
-        for tries in itertools.count():
+        for tries in count():
             server = await self.dispatch.place(call.request, call.whole)
             try:
                 return await self._pass(call, server, send)
@@ -201,29 +198,31 @@ class Front:
 
     async def _pass(self, call: Call, server: ServerView, send: Send, method: str = "POST") -> None:
         """Pass a request to a server, and its answer back. Raises Lost if the server is."""
-        url, request, passed = server.url + call.path, call.request, call.passed
+        request, passed, answer = call.request, call.passed, None
         try:
-            async with self.session.request(
-                method, url, data=call.body, headers=call.headers
-            ) as response:
-                if response.content_type != "text/event-stream":
-                    body = await response.read()
-                    if response.status == 503 and not await healthy(server, self.session):
-                        raise Lost
-                    await send(_head(response, server))
-                    return await send({"type": "http.response.body", "body": body})
-                async for part in response.content.iter_any():
-                    if not (news := passed.feed(part)):
-                        continue
-                    if request.first_token_at is None:
-                        request._first_token_at = self.dispatch.clock()
-                    request._generated = passed.tokens
-                    if not call.begun:
-                        call.begun = True
-                        await send(_head(response, server))
-                    await send({"type": "http.response.body", "body": news, "more_body": True})
-        except BROKEN as error:
+            answer = await server.upstream.connection()
+            await answer.ask(method, call.path, call.fields, call.body)
+            if not answer.headers.get(b"content-type", b"").startswith(b"text/event-stream"):
+                body = await answer.read()
+                if answer.status == 503 and not await healthy(server):
+                    raise Lost
+                await send(_head(answer, server))
+                return await send({"type": "http.response.body", "body": body})
+            while part := await answer.part():
+                if not (news := passed.feed(part)):
+                    continue
+                if request.first_token_at is None:
+                    request._first_token_at = self.dispatch.clock()
+                request._generated = passed.tokens
+                if not call.begun:
+                    call.begun = True
+                    await send(_head(answer, server))
+                await send({"type": "http.response.body", "body": news, "more_body": True})
+        except OSError as error:  # which a TimeoutError is
             raise Lost from error
+        finally:
+            if answer is not None:
+                answer.release()
         await send({"type": "http.response.body", "body": passed.end()})
 
     # -- what routers go by ----------------------------------------------------------------------
@@ -231,26 +230,27 @@ class Front:
     async def _call(self, http: HTTPRequest, read: bool = True) -> Call:
         """A request as its server gets it, and, if it is `read`, as the router does."""
         body = await read_body(http, self._most)
-        headers = {
-            name.decode(): value.decode("latin-1")
-            for name, value in http.headers.raw
-            if name in _PASSED_ON and not (name == b"authorization" and self._key)
-        }
-        fields = object_of(body) if read else {}
-        arrival, limit = http.scope[ARRIVAL], fields.get("deadline")
+        own = self._key or self.fields
+        fields = [
+            (name, value)
+            for name, value in http.scope["headers"]
+            if name in _PASSED_ON and not (name == b"authorization" and own)
+        ]
+        told = object_of(body) if read else {}
+        arrival, limit = http.scope[ARRIVAL], told.get("deadline")
         request = Request(
             next(self._numbers),
-            (await self._tokens(fields) if read else None) or 1,
-            _params(fields),
+            (await self._tokens(told) if read else None) or 1,
+            _params(told.get("max_completion_tokens") or told.get("max_tokens"), told.get("n")),
             arrival=arrival,
-            priority=fields["priority"] if _is_number(fields.get("priority")) else 0,
-            client=str(fields.get("user") or ""),
+            priority=told["priority"] if _is_number(told.get("priority")) else 0,
+            client=str(told.get("user") or ""),
             deadline=arrival + limit if _is_number(limit) else None,
             session=http.headers.get(SESSION),
-            extra=extra if isinstance(extra := fields.get("vllm_xargs"), dict) else None,
+            extra=extra if isinstance(extra := told.get("vllm_xargs"), dict) else None,
         )
-        whole = not fields.get("stream")
-        return Call(http.url.path, {**headers, **self._headers}, body, request, whole)
+        whole = not told.get("stream")
+        return Call(http.scope["path"], [*fields, *self.fields], body, request, whole)
 
     async def _tokens(self, fields: Mapping[str, Any]) -> Sequence[int]:
         """The tokens of all prompts of a request; what is wrong with them its server says."""
@@ -263,8 +263,9 @@ class Front:
         if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
             prompt = [prompt]
         try:
-            return [token for ids in await self.tokenizer.tokens(prompt) for token in ids]
-        except TypeError:
+            first, *others = await self.tokenizer.tokens(prompt)
+            return [*first, *chain(*others)] if others else first
+        except (TypeError, ValueError):  # none, or no list of them
             return ()
 
     def _metrics(self) -> str:
@@ -284,22 +285,24 @@ class Front:
         return "\n".join([*lines, ""])
 
 
-def _head(response: aiohttp.ClientResponse, server: ServerView) -> dict[str, Any]:
+def _head(answer: Connection, server: ServerView) -> dict[str, Any]:
     """The beginning of an answer, with the name of the server that gives it."""
-    headers = [(b"x-replica", server.name.encode())]
-    for name in _PASSED_BACK:
-        if (value := response.headers.get(name)) is not None:
-            headers.append((name.encode(), value.encode("latin-1")))
-    return {"type": "http.response.start", "status": response.status, "headers": headers}
+    fields = [(name, answer.headers[name]) for name in _PASSED_BACK if name in answer.headers]
+    fields.append((b"x-replica", server.name.encode()))
+    return {"type": "http.response.start", "status": answer.status, "headers": fields}
 
 
-def _params(fields: Mapping[str, Any]) -> SamplingParams:
+def _params(most: Any, sequences: Any) -> SamplingParams:
     """The sampling settings that say how large an answer may become."""
-    most = fields.get("max_completion_tokens") or fields.get("max_tokens")
     try:
-        return SamplingParams(max_tokens=most, n=fields.get("n") or 1)
+        return _checked(most, sequences or 1)
     except (PagedsimError, TypeError):  # its server says what is wrong
         return SamplingParams()
+
+
+@lru_cache(1024, typed=True)
+def _checked(most: Any, sequences: Any) -> SamplingParams:
+    return SamplingParams(max_tokens=most, n=sequences)
 
 
 def _is_number(value: object) -> bool:

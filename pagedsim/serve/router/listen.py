@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
+
+from pydantic_core import from_json
 
 from pagedsim.backends.http.client import base_of, headers
 from pagedsim.backends.sim import FleetRun, Simulated, Simulation
@@ -15,13 +18,15 @@ from pagedsim.core import ConfigError
 from pagedsim.core.errors import require_number, shown
 from pagedsim.policies.routing.router import Router
 from pagedsim.serve.api.app import HeaderCheck
+from pagedsim.serve.api.parsing import excerpt
 from pagedsim.serve.api.tokenise import AsyncTokenizer
 from pagedsim.serve.factory import tokenizer_of
 from pagedsim.serve.listen import Listener, hosts_of, prepared, say
 from pagedsim.serve.router.children import Children
-from pagedsim.serve.router.dispatch import Dispatch, reads_of
+from pagedsim.serve.router.dispatch import PATIENCE, Dispatch, reads_of
 from pagedsim.serve.router.front import Front
 from pagedsim.serve.router.servers import ServerView
+from pagedsim.serve.router.upstream import Fields
 from pagedsim.serve.sim_output import FillerTokenizer
 from pagedsim.spec.run import RunSpec, Settings
 
@@ -133,6 +138,29 @@ def listener_of(
     return RouterListener(app, front, RunSpec(config, spec.seed).router, config["drain"])
 
 
+async def refuse_strangers(servers: Sequence[ServerView], fields: Fields) -> None:
+    """Raise ConfigError for a server that lists no models, and for servers of other models."""
+    known: dict[str, set[str]] = {}
+    for server in servers:
+        page, status = b"", 0
+        with suppress(OSError):  # it is down by now
+            async with asyncio.timeout(PATIENCE):
+                status, page = await server.upstream.get("/v1/models", fields)
+        if status in (0, 401, 403):  # a key that clients have
+            continue
+        try:
+            known[server.url] = {str(model["id"]) for model in from_json(page)["data"]}
+        except (ValueError, LookupError, TypeError):
+            begin = excerpt(page[:80].decode(errors="replace"))
+            raise ConfigError(
+                f"router.backends: {server.url}/v1/models: {status}, {begin}: must be a list of "
+                "models, as of OpenAI's API"
+            ) from None
+    if known and not set.intersection(*known.values()):
+        have = "; ".join(f"{url} has {', '.join(sorted(names))}" for url, names in known.items())
+        raise ConfigError(f"router.backends: must have a model in common: {have}")
+
+
 _OWN = (
     *("requests", "batch", "cached_tokens", "owed_tokens", "stored_tokens", "predicted_tokens"),
     "wanted_blocks",
@@ -157,6 +185,10 @@ class RouterListener(Listener):
             if not (up := [server for server in servers if server.up]):
                 urls = ", ".join(server.url for server in servers)
                 raise ConfigError(f"router.backends: none answers: {urls}")
+            for server in servers:
+                if not server.up:
+                    self._say(f"{server.name} at {server.url} does not answer, or is not healthy")
+            await refuse_strangers(up, self.front.fields)
             reads = set(reads_of(self._rehearsed, up)) - {"index", "name", "role"}
         except ConfigError:
             await self.front.close()

@@ -12,6 +12,7 @@ from pagedsim.cluster.view import StepTimes
 from pagedsim.core import ConfigError, Request, RequestId
 from pagedsim.policies.routing.prefixes import Sent
 from pagedsim.policies.routing.router import Replica, Replicas
+from pagedsim.serve.router.upstream import Upstream
 
 
 class Unpublished(ConfigError):
@@ -88,7 +89,7 @@ class ServerView(StepTimes):
     def __init__(self, index: int, name: str, url: str, like: Simulation | None, old: bool) -> None:
         """`like` is the simulated server that it is taken to be where it publishes nothing; `old`
         says whether counts are stale."""
-        self.index, self.name, self.url = index, name, url
+        self.index, self.name, self.url, self.upstream = index, name, url, Upstream(url)
         self.up = False
         self.told: Mapping[str, float] = {}
         """What /metrics said at the last look."""

@@ -26,6 +26,7 @@ class Fake:
     usage: bool = True
     cached: bool = False
     """Whether usage says what a cache had."""
+    model: str = "fake"
     models: int = 200
     """The status of /v1/models."""
     elsewhere: str = ""
@@ -54,7 +55,9 @@ class Fake:
             raise web.HTTPFound(self.elsewhere)
         if self.models != 200:
             return web.Response(status=self.models)
-        return web.json_response({"object": "list", "data": [{"id": "fake", "object": "model"}]})
+        return web.json_response(
+            {"object": "list", "data": [{"id": self.model, "object": "model"}]}
+        )
 
     async def healthy(self, request: web.Request) -> web.Response:
         return web.Response(status=self.health)
