@@ -26,7 +26,7 @@ from pagedsim.metrics.compare import (
 from pagedsim.metrics.finding import join
 from pagedsim.metrics.result import Listing
 from pagedsim.metrics.stability import mean_backlogs, overload_of
-from pagedsim.metrics.variation import Cell
+from pagedsim.metrics.variation import Cell, are_numbers
 from pagedsim.report.numbers import signed
 from pagedsim.run.job import Arm, Job
 from pagedsim.run.publish import arms_of
@@ -122,6 +122,11 @@ class Curves(Compare):
                     raise ConfigError(f"arms.{name}: {word}: is what arms are compared along")
         if self.bounds:
             bounds_of(self.bounds)
+            if not are_numbers(self.values):
+                raise ConfigError(
+                    f"bounds: need numbers along over={self.swept}, not "
+                    f"{', '.join(map(typed, self.values))}; bounds=null leaves them out"
+                )
 
     @property
     def conditions(self) -> Sequence[str]:
@@ -142,8 +147,8 @@ class Curves(Compare):
         ]
 
     def key_of(self, arm: str) -> str:
-        name = next((name for name in self.arms if arm.startswith(f"{name}, ")), arm)
-        return f"study.arms.{name}"
+        names = [name for name in self.arms if arm.startswith(f"{name}, ")]
+        return f"study.arms.{max(names, key=len, default=arm)}"
 
     def _arm(self, name: str, condition: Sequence[tuple[str, object]]) -> Arm:
         words = [f"{key}={typed(value)}" for key, value in condition]

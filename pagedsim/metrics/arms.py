@@ -188,6 +188,10 @@ class Arms:
         if self.variation.conditions:
             return self._notes_within()
         lines = {arm: added_up([run.summary for run in self.of(arm)]) for arm in self.arms}
+        if self.variation.mixed:
+            names = " and ".join(self.variation.mixed)
+            across = f"arms are compared across {names}: not every arm was run at each value"
+            return [across, *self._survivors(), *of_whom(lines)]
         return [*self._survivors(), *of_whom(lines)]
 
     def _notes_within(self) -> list[str]:

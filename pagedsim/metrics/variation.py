@@ -47,6 +47,8 @@ class Variation:
     curves."""
     series: Mapping[str, str] = field(default_factory=dict)
     """What is compared within a cell of the conditions, by arm."""
+    mixed: tuple[str, ...] = ()
+    """Settings that would be conditions if every arm had been run under each."""
 
     @classmethod
     def of(
@@ -62,7 +64,9 @@ class Variation:
         others = [key for key in settings if key not in chosen]
         names = {arm: ", ".join(said(of[key]) for key in others) for arm, of in values.items()}
         variation = cls(values, tuple(chosen), {**names, **(series or {})})
-        return variation if conditions or variation._whole else cls(values)
+        if conditions or variation._whole:
+            return variation
+        return cls(values, mixed=tuple(chosen) if others else ())
 
     @property
     def _whole(self) -> bool:

@@ -60,6 +60,9 @@ def server_of(config: Settings, phase: str | None = None) -> Launch:
     of = _sglang if _name(config["batching"], BATCHINGS) == "sglang" else _vllm
     words, missing = of(config, phase)
     name = "SGLang 0.5" if of is _sglang else "vLLM 0.33"
+    model = model_of(config)
+    if "/" not in model:
+        missing.append(f"a repository of model={model}")
     return Launch([*words, *_sizes(config, name)], [*missing, *_not_sized(config)], name)
 
 

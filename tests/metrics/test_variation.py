@@ -43,6 +43,15 @@ def test_a_setting_of_the_workload_is_a_condition_beside_others() -> None:
     assert versus(study) == "fcfs at the same rate"
 
 
+def test_arms_of_which_some_miss_a_load_are_mixed() -> None:
+    whole = curves().variation
+    less = Variation.of({arm: of for arm, of in whole.values.items() if arm != "sjf, 4"})
+    assert (less.conditions, less.mixed) == ((), ("workload.rate",))
+    assert whole.mixed == ()
+    loads = {arm: {"workload.rate": of["workload.rate"]} for arm, of in whole.values.items()}
+    assert Variation.of(loads).mixed == ()  # nothing else differs
+
+
 def test_loads_are_ordered_and_words_are_not() -> None:
     study = curves()
     study.runs.reverse()

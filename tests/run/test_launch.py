@@ -102,6 +102,7 @@ def test_what_a_server_lacks_is_said() -> None:
     check_known(shlex.split(line))
     first, *_ = launched(*SGLANG, "policy=srpt", "predictor=oracle").splitlines()
     assert first == "# not in SGLang 0.5: policy=srpt"
+    assert "# not in vLLM 0.33: a repository of model=tiny" in launched(*VLLM, "model=tiny")
 
 
 def test_a_fleet_is_yaml_with_a_command_for_each_kind_of_replica() -> None:

@@ -59,6 +59,7 @@ def test_without_arms_a_sweep_is_of_one_configuration() -> None:
         ({"bounds": {"ttft": 1}}, "must be a latency with its statistic"),
         ({"arms": None, "bounds": {"ttft_p99": 1}}, "are those of arms"),
         ({"baseline": "b"}, "must be one of the arms"),
+        ({"values": ["a", "b"], "bounds": {"ttft_p99": 1}}, "need numbers along over=.*, not a, b"),
         ({"facets": [8, 16]}, "must be a mapping of settings to lists"),
         ({"arms": {"a": ["workload.rate=3"]}}, "is what arms are compared along"),
     ],
