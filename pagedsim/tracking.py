@@ -20,6 +20,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec, module_from_spec
 from pathlib import Path
@@ -48,8 +49,8 @@ FORBIDDEN = "/\\#?%:"
 """Characters that no name of a project has."""
 POINTS = 800
 """Points in time of all runs' series together; each has between 40 and 400."""
-CELLS = 10_000
-"""Cells of all tables of requests and steps together; larger ones are in the files alone."""
+ROWS = 500
+"""Rows of all runs' requests together, or of their steps; more are in the files alone."""
 CHARTS, CHART_POINTS, BINS = 24, 100, 32
 """Panels of figures, points of a line in them, and bins of a histogram."""
 LARGEST = 64 << 20
@@ -133,51 +134,16 @@ def track(
         return Tracked([], PagedsimError(message))
 
     logging.getLogger("wandb").setLevel(logging.ERROR)
-    by_arm: dict[str, list[Run]] = {}
-    for run in runs:
-        by_arm.setdefault(run.arm, []).append(run)
-    for arm_runs in by_arm.values():
-        arm_runs.sort(key=lambda run: run.seed)  # they may come as they were completed
-    every = [run for arm_runs in by_arm.values() for run in arm_runs]
-    apart = every if len(every) > 1 and AGENT not in os.environ else []
-    room = max(len(every), 1) if series else 0
-    study = f"{result.name}, {'/'.join(folder.resolve().parts[-2:])}"  # its day and its time
-    about = {"study": study, "experiment": result.name, **_made_by(result)}
+    study = _Study(result, folder, runs, labels, series)
+    account = {"mode": mode, "project": project, "entity": entity, "tags": [*tags] or None}
     folders: list[Path] = []
     try:
         wandb.setup(_settings(mode=mode))  # offline, it loads nothing of what would send
-        account = {"mode": mode, "project": project, "entity": entity, "tags": [*tags] or None}
-        begin = _begin(folder, list(map(_name, apart)), account)
-        # To log is computing, and threads that compute at once hinder each other.
-        logging_lock = Lock()
-
-        def config_of(run: Run) -> dict[str, Any]:
-            own = {"arm": run.arm, "seed": run.seed, "settings": run.config}
-            return {**labels.get(run.arm, {}), **about, **own}
-
-        def alone(run: Run) -> Path:
-            group = f"{study}: {run.arm}"
-            with begin(_name(run), "run", group, config_of(run)) as tracked:
-                with logging_lock:
-                    _log_metrics(tracked, dict(_flat(run.summary)), _of_run(tracked, run, room))
-                return _folder(tracked)
-
+        begin = _begin(folder, list(map(_name, study.apart)), account)
         with _without_launch(), _staged_in(folder):
             with ThreadPoolExecutor(AT_ONCE) as pool:
-                folders += pool.map(alone, apart)
-            single = every[0] if len(every) == 1 else None
-            config = config_of(single) if single else _shared(labels, by_arm) | about
-            config |= {"command": result.command, "arms": list(by_arm)}
-            with begin(result.name, "run" if single else "study", study, config) as tracked:
-                logged = _of_run(tracked, single, room) if single else {}
-                logged |= _of_study(result, folder, comparison, by_arm, drawings)
-                logged |= _bars(by_arm, bars)
-                found = dict(_of_result(result))
-                if len(by_arm) == 1:
-                    found |= _means([dict(_flat(run.summary)) for run in every])
-                _log_metrics(tracked, found, logged)
-                tracked.log_artifact(_files(result, folder, every))
-                folders.append(_folder(tracked))
+                folders += pool.map(partial(_track_run, begin, study, Lock()), study.apart)
+            folders.append(_track_study(begin, study, comparison, drawings, bars))
     except Exception as error:  # whatever a version of it raises
         kind = "" if isinstance(error, (wandb.Error, OSError, ValueError)) else type(error).__name__
         reason = _line(error, kind)
@@ -186,18 +152,79 @@ def track(
     return Tracked(folders)
 
 
+class _Study:
+    """A study, as far as it has runs of Weights & Biases."""
+
+    def __init__(
+        self,
+        result: Result,
+        folder: Path,
+        runs: Sequence[Run],
+        labels: Mapping[str, Mapping[str, object]],
+        tables: bool,
+    ) -> None:
+        self.result, self.folder, self.labels = result, folder, labels
+        self.arms: dict[str, list[Run]] = {run.arm: [] for run in runs}
+        for run in sorted(runs, key=lambda run: run.seed):  # they may come as they were completed
+            self.arms[run.arm].append(run)
+        self.runs = [run for runs in self.arms.values() for run in runs]
+        self.single = self.runs[0] if len(self.runs) == 1 else None
+        self.apart = [] if self.single or AGENT in os.environ else self.runs
+        """Those that are runs of their own."""
+        self.room = max(len(self.runs), 1) if tables else 0
+        """A run has this part of the points and rows that there are; 0 where none are kept."""
+        self.name = f"{result.name}, {'/'.join(folder.resolve().parts[-2:])}"
+        """With the day and the time."""
+
+    def config(self, run: Run | None) -> dict[str, Any]:
+        """The configuration of a run; None: what all runs have."""
+        arms = self.arms if run is None else [run.arm]
+        first, *others = [self.labels.get(arm, _NONE) for arm in arms] or [_NONE]
+        config: dict[str, Any] = {
+            key: value
+            for key, value in first.items()
+            if all(key in other and other[key] == value for other in others)
+        }
+        config |= {"study": self.name, "experiment": self.result.name}
+        if self.result.made_by:
+            config["pagedsim"] = dict(self.result.made_by)
+        own = {"arm": run.arm, "seed": run.seed, "settings": run.config} if run else {}
+        return config | own
+
+
 def _name(run: Run) -> str:
     return f"{run.arm} seed {run.seed}"
 
 
-def _shared(labels: Mapping[str, Mapping[str, object]], arms: Iterable[str]) -> dict[str, object]:
-    """The settings that all arms have."""
-    first, *others = [labels.get(arm, _NONE) for arm in arms] or [_NONE]
-    return {
-        key: value
-        for key, value in first.items()
-        if all(key in other and other[key] == value for other in others)
-    }
+def _track_run(begin: Callable[..., Any], study: _Study, lock: Lock, run: Run) -> Path:
+    with begin(_name(run), "run", f"{study.name}: {run.arm}", study.config(run)) as tracked:
+        with lock:  # to log is computing, and threads that compute at once hinder each other
+            _log(tracked, dict(_flat(run.summary)), _of_run(tracked, run, study.room))
+        return _folder(tracked)
+
+
+def _track_study(
+    begin: Callable[..., Any],
+    study: _Study,
+    comparison: Columns,
+    drawings: Mapping[str, FigureSpec],
+    bars: Sequence[str],
+) -> Path:
+    kind = "run" if study.single else "study"
+    config = study.config(study.single)
+    config |= {"command": study.result.command, "arms": list(study.arms)}
+    with begin(study.result.name, kind, study.name, config) as tracked:
+        logged = _of_run(tracked, study.single, study.room) if study.single else {}
+        logged |= _pictures(study.folder, drawings) | _tables(study.result, comparison)
+        means = {
+            arm: _means([dict(_flat(run.summary)) for run in runs])
+            for arm, runs in study.arms.items()
+        }
+        logged |= _bars(means, bars)
+        of_one = next(iter(means.values())) if len(means) == 1 else {}
+        _log(tracked, {**dict(_of_result(study.result)), **of_one}, logged)
+        tracked.log_artifact(_files(study))
+        return _folder(tracked)
 
 
 def _line(error: Exception, kind: str) -> str:
@@ -321,7 +348,7 @@ def _folder(tracked: Any) -> Path:
     return Path(tracked.dir).parent
 
 
-def _log_metrics(tracked: Any, found: Mapping[str, Any], logged: Mapping[str, Any] = _NONE) -> None:
+def _log(tracked: Any, found: Mapping[str, Any], logged: Mapping[str, Any]) -> None:
     """Log values as one step; of metrics, those of all requests, so that each has a panel of its
     own and `wandb agent` knows it. The rest is in the run's summary."""
     panels = {name: one for name, one in found.items() if "/" not in name and _is_number(one)}
@@ -330,10 +357,7 @@ def _log_metrics(tracked: Any, found: Mapping[str, Any], logged: Mapping[str, An
 
 
 def _of_run(tracked: Any, run: Run, room: int) -> dict[str, Any]:
-    """Histograms and tables of a run, once its load over time is logged.
-
-    `room`: it has this part of the points and cells that there are; 0 where no tables are kept.
-    """
+    """Histograms and tables of a run, once its load over time is logged; `room` is the study's."""
     import wandb
 
     logged: dict[str, Any] = {}
@@ -349,9 +373,10 @@ def _of_run(tracked: Any, run: Run, room: int) -> dict[str, Any]:
         if len(known := times[np.isfinite(times)]):
             bins = np.histogram(known, BINS)
             logged[f"histograms/{name}"] = wandb.Histogram(np_histogram=bins)
-    for name, table in (("requests", run.requests()), ("steps", run.steps())):
-        plain = [f.name for f in table.schema if not pa.types.is_nested(f.type)]
-        if len(plain) * len(table) <= CELLS // room:
+    for name, read, key in (("requests", run.requests, "request"), ("steps", run.steps, "step")):
+        if 0 < read(key).num_rows <= ROWS // room:
+            table = read()
+            plain = [f.name for f in table.schema if not pa.types.is_nested(f.type)]
             columns, cells = columns_of(table.select(plain).to_pylist())
             logged[f"tables/{name}"] = wandb.Table(columns=[*columns], data=cells)
     return logged
@@ -381,14 +406,8 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _of_study(
-    result: Result,
-    folder: Path,
-    comparison: Columns,
-    by_arm: Mapping[str, Sequence[Run]],
-    drawings: Mapping[str, FigureSpec],
-) -> dict[str, Any]:
-    """The pictures, charts and tables of a study."""
+def _pictures(folder: Path, drawings: Mapping[str, FigureSpec]) -> dict[str, Any]:
+    """The pictures in plots/, and the panels of figures that consist of lines as charts."""
     import wandb
 
     logged: dict[str, Any] = {
@@ -400,7 +419,13 @@ def _of_study(
         if figure.data is not None and name != "load"  # which each run has
         for number, panel in enumerate(figure.data().panels, 1)
     ]
-    logged |= {name: _chart(panel) for name, panel in panels[:CHARTS]}
+    return logged | {name: _chart(panel) for name, panel in panels[:CHARTS]}
+
+
+def _tables(result: Result, comparison: Columns) -> dict[str, Any]:
+    import wandb
+
+    logged: dict[str, Any] = {}
     columns, rows = comparison
     if columns:
         logged["comparison"] = wandb.Table(columns=[*columns], data=rows, allow_mixed_types=True)
@@ -420,17 +445,15 @@ def _chart(panel: Panel) -> Any:
         xs.append(line.x[some].tolist())
         ys.append(line.y[some].tolist())
         names.append(", ".join(filter(None, (line.arm, line.client))) or panel.y.label)
-    title = panel.title if panel.title == panel.y.text else f"{panel.title}: {panel.y.text}"
+    label, text = panel.y.label, panel.y.text
+    title = panel.title.replace(label, text) if label in panel.title else f"{panel.title}: {text}"
     return wandb.plot.line_series(xs, ys, names, title, panel.x.text)
 
 
-def _bars(by_arm: Mapping[str, Sequence[Run]], metrics: Sequence[str]) -> dict[str, Any]:
-    """Each metric's mean over the seeds, a bar for each arm that has it."""
+def _bars(means: Mapping[str, Mapping[str, Any]], metrics: Sequence[str]) -> dict[str, Any]:
+    """A chart for each metric, with a bar for each arm that has it."""
     import wandb
 
-    means = {
-        arm: _means([dict(_flat(run.summary)) for run in runs]) for arm, runs in by_arm.items()
-    }
     charts = {}
     for key in metrics:
         rows = [[arm, of[key]] for arm, of in means.items() if _is_number(of.get(key))]
@@ -440,19 +463,19 @@ def _bars(by_arm: Mapping[str, Sequence[Run]], metrics: Sequence[str]) -> dict[s
     return charts
 
 
-def _files(result: Result, folder: Path, runs: Iterable[Run]) -> Any:
+def _files(study: _Study) -> Any:
     """An artifact of the study's files as they lie; they are not copied."""
     import wandb
 
-    places = [folder, *(run.folder for run in runs)]
+    places = [study.folder, *(run.folder for run in study.runs)]
     paths = [path for place in places if place.is_dir() for path in place.iterdir()]
     sizes = {path: path.stat().st_size for path in sorted(paths) if path.is_file()}
-    artifact = wandb.Artifact(re.sub(r"[^\w.-]", "-", result.name), "study", result.title)
-    total = 0
+    name = re.sub(r"[^\w.-]", "-", study.result.name)
+    artifact, total = wandb.Artifact(name, "study", study.result.title), 0
     for path in sorted(sizes, key=lambda path: sizes[path]):
         if (total := total + sizes[path]) <= LARGEST:
-            name = str(path.relative_to(folder))
-            artifact.add_file(str(path), name, skip_cache=True, policy="immutable")
+            inside = str(path.relative_to(study.folder))
+            artifact.add_file(str(path), inside, skip_cache=True, policy="immutable")
     return artifact
 
 
@@ -462,10 +485,6 @@ def _of_result(result: Result) -> Iterator[tuple[str, Any]]:
     yield "title", result.title
     yield "question", result.question
     yield "finding", " ".join(result.finding)
-
-
-def _made_by(result: Result) -> dict[str, Any]:
-    return {"pagedsim": dict(result.made_by)} if result.made_by else {}
 
 
 def _listing(listing: Listing) -> Any:

@@ -140,7 +140,7 @@ def test_small_tables_of_a_run_are_tables(tracked: tuple[Arms, Sequence[Path]]) 
     table = table_of(folders[0], "tables/requests")
     rows = study.runs[0].requests().to_pylist()
     assert [dict(zip(table["columns"], row, strict=True)) for row in table["data"]] == rows
-    assert "tables/steps/path" not in history_of(records(folders[0]))[-1]  # of too many cells
+    assert "tables/steps/path" not in history_of(records(folders[0]))[-1]  # of too many rows
 
 
 def test_a_study_has_charts_beside_its_pictures(tracked: tuple[Arms, Sequence[Path]]) -> None:
