@@ -277,6 +277,10 @@ class Searches:
             limit=self.limit,
             most=self.study.most,
             interrupted=bool(self.next()),
+            prices={
+                gpu: self.runs.spec.conf.comment("hardware", gpu, "price_per_hour")
+                for gpu in dict.fromkeys(option.gpu for option, _ in self._open)
+            },
         )
         failed = {name: str(failure) for name, failure in self.failed.items()}
         again, launch = self._commands(done.winner)

@@ -67,6 +67,8 @@ class Cheapest:
     """Cost in euros per hour above which options were dropped."""
     most: int
     interrupted: bool
+    prices: Mapping[str, str]
+    """The source of the price of each GPU, with vendor and date; empty where it is not known."""
 
     @property
     def cheapest_fleets(self) -> list[Fleet]:
@@ -194,10 +196,12 @@ class Cheapest:
     def drawings(self) -> dict[str, FigureSpec]:
         if not self.cheapest_fleets:
             return {}
+        known = [f"{gpu} {source}" for gpu, source in self.prices.items() if source]
+        prices = f" Prices an hour: {'; '.join(known)}." if known else ""
         caption = (
             "A dot a fleet that was tried, large in long runs and small in a short one; hollow "
             "where it misses the objective (dashed) or is overloaded. On the grey front of long "
-            "runs nothing cheaper serves a larger share. Shares below 50 % are left out."
+            "runs nothing cheaper serves a larger share. Shares below 50 % are left out." + prices
         )
         return {"pareto": FigureSpec("Cost against attainment", caption, partial(draw, self))}
 

@@ -103,6 +103,16 @@ class Conf:
             self._options[group, name] = self._read(group, name)
         return self._options[group, name]
 
+    def comment(self, group: str, name: str, key: str) -> str:
+        """The comment behind a setting in the file of an option, or of one that it builds on, such
+        as the source of a number."""
+        place = self._file(group, f"{name}.yaml")
+        text = place.read_text(encoding="utf-8") if place is not None else ""
+        if line := re.search(rf"^{re.escape(key)}:[^#\n]*#?(.*)", text, re.MULTILINE):
+            return line[1].strip()
+        bases = re.findall(r"^ +- (?!_self_)([\w.-]+)$", text, re.MULTILINE)
+        return next(filter(None, (self.comment(group, base, key) for base in bases)), "")
+
     def _read(self, group: str, name: str) -> Option:
         self.refuse_unknown(group, name)
         if (place := self._file(group, f"{name}.yaml")) is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 from collections.abc import Sequence
 from itertools import product
@@ -18,6 +19,7 @@ from pagedsim.metrics.arms import Run
 from pagedsim.run.job import Job
 from pagedsim.run.runs import Runs
 from pagedsim.run.store import Store
+from pagedsim.spec.conf import Conf
 from tests.conftest import Call
 
 BASE = ("experiment=cheapest_fleet", "tracking=none", "hydra.run.dir=out")
@@ -91,6 +93,21 @@ def test_by_costs_set_by_hand_the_known_cheapest_is_found(call: Call, made_up: l
         "h100, apart, least_requests": ([1, 1], 2),
     }
     assert all(one["attained"]["mean"] >= 0.95 for one in found["least"].values())
+
+
+def test_every_price_has_a_vendor_which_stands_below_the_plot(
+    call: Call, made_up: list[str]
+) -> None:
+    conf = Conf()
+    priced = {gpu: conf.option("hardware", gpu) for gpu in conf.options_of("hardware")}
+    for gpu, option in priced.items():
+        if option.settings.get("price_per_hour"):
+            assert " at " in conf.comment("hardware", gpu, "price_per_hour"), gpu
+    assert conf.comment("hardware", "l4", "no_such_key") == ""
+    assert call(*TWO_BY_TWO, "report=true")[0] == 0
+    page = html.unescape(Path("out/report.html").read_text(encoding="utf-8"))
+    for gpu in ("l4", "h100"):
+        assert f"{gpu} {conf.comment('hardware', gpu, 'price_per_hour')}" in page
 
 
 def test_dearer_options_are_dropped_with_their_least_cost(call: Call, made_up: list[str]) -> None:
