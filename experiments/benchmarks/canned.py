@@ -148,15 +148,11 @@ class Way:
 
     async def ask(self, number: int) -> None:
         sent = time.perf_counter()
-        connection = await self._upstream.connection()
-        try:
-            await connection.ask("POST", "/v1/completions", (), self._bodies[number % PROMPTS])
-            answer = await connection.read()
-        finally:
-            connection.release()
+        body = self._bodies[number % PROMPTS]
+        status, answer = await self._upstream.ask("POST", "/v1/completions", (), body)
         self.waits.append(time.perf_counter() - sent - self._own)
-        if connection.status != 200 or not answer.endswith(self._end):
-            raise RuntimeError(f"{connection.status}: {answer!r}")
+        if status != 200 or not answer.endswith(self._end):
+            raise RuntimeError(f"{status}: {answer!r}")
 
 
 async def alternated(ways: Sequence[Way], rate: float, seconds: float) -> list[float]:

@@ -35,10 +35,10 @@ from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 from pagedsim.experiments.benchmarks.canned import Way, alternated, canned, on_fast_loop
 from pagedsim.experiments.benchmarks.harness import ROOT, main_of, parse, table
+from pagedsim.serve.router.upstream import Upstream
 
 FAST = ("model=llama-3.1-8b", "hardware=h100", "speed=1000", "server.max_seqs=1024")
 """Words of a simulated server that is faster than any."""
@@ -81,44 +81,21 @@ def listening(*words: str, core: int | None = None) -> Iterator[Child]:
         process.wait()
 
 
+async def answered(server: Upstream, body: bytes) -> bytes:
+    """The answer to a body, on a connection that is kept."""
+    path = "/v1/chat/completions" if b'"messages":' in body[:64] else "/v1/completions"
+    return (await server.ask("POST", path, (), body))[1]
+
+
 def bind(cores: set[int]) -> None:
     """Have this process run on these cores alone, where the system can."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)
 
 
-# -- a client --------------------------------------------------------------------------------------
-
-Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-
-
-async def connect(url: str) -> Connection:
-    """A connection to a server."""
-    where = urlsplit(url)
-    return await asyncio.open_connection(where.hostname, where.port, limit=2**24)
-
-
-async def answered(connection: Connection, body: bytes) -> bytes:
-    """Send a body on a connection, and read the answer: until its end, or until the server ends
-    the connection where it is a stream."""
-    reader, writer = connection
-    path = b"chat/completions" if b'"messages":' in body[:64] else b"completions"
-    writer.write(
-        b"POST /v1/%b HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n%b"
-        b"Content-Length: %d\r\n\r\n"
-        % (path, b"Connection: close\r\n" if STREAM in body else b"", len(body))
-        + body
-    )
-    if STREAM in body:
-        return await reader.read(-1)
-    head = await reader.readuntil(b"\r\n\r\n")
-    length = head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
-    return await reader.readexactly(int(length))
-
-
 # -- token rates -----------------------------------------------------------------------------------
 
-STREAM, USAGE = b'"stream": true', b'"usage":{'
+USAGE = b'"usage":{'
 
 
 def rates(words: Sequence[str]) -> None:
@@ -150,9 +127,9 @@ async def streamed(url: str, count: int, tokens: int) -> None:
 
     async def stream(number: int) -> bytes:
         prompt = [(7 * number + at) % 250 + 3 for at in range(32)]
-        connection = await connect(url)
-        answer = await answered(connection, json.dumps({**body, "prompt": prompt}).encode())
-        connection[1].close()
+        server = Upstream(url)
+        answer = await answered(server, json.dumps({**body, "prompt": prompt}).encode())
+        server.close()
         return answer
 
     for answer in await asyncio.gather(*map(stream, range(count))):
@@ -253,11 +230,12 @@ def repeating(url: str, body: bytes) -> Iterator[Any]:
 def repeat(url: str, body: bytes, count: Any) -> None:
     """Send a body on each of the attackers' connections again and again."""
 
+    server = Upstream(url)
+
     async def attack() -> None:
         async def sending() -> None:
-            connection = await connect(url)
             while body:
-                await answered(connection, body)
+                await answered(server, body)
                 count.value += 1
 
         await asyncio.gather(*(sending() for _ in range(ATTACKERS)))
@@ -267,14 +245,14 @@ def repeat(url: str, body: bytes, count: Any) -> None:
 
 async def waits_of(url: str, seconds: float) -> list[float]:
     """Seconds until a small completion is answered, again and again."""
-    connection = await connect(url)
-    await answered(connection, QUICK)  # what comes with the first one
+    server = Upstream(url)
+    await answered(server, QUICK)  # what comes with the first one
     waits, until = list[float](), time.perf_counter() + seconds
     while (begun := time.perf_counter()) < until:
-        await answered(connection, QUICK)
+        await answered(server, QUICK)
         waits.append(time.perf_counter() - begun)
         await asyncio.sleep(0.002)
-    connection[1].transport.abort()
+    server.close()
     return waits
 
 

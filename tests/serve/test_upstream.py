@@ -57,7 +57,7 @@ def test_an_answer_ends_where_its_head_says_and_its_connection_is_kept(
 ) -> None:
     async def run() -> None:
         async with scripted(answer, answer) as (script, server):
-            assert [await server.get("/v1/models") for _ in range(2)] == [(200, b"ok")] * 2
+            assert [await server.ask("GET", "/v1/models") for _ in range(2)] == [(200, b"ok")] * 2
             assert script.connections == (1 if kept else 2)
             assert script.heads.startswith(b"GET /base/v1/models HTTP/1.1\r\nhost: 127.0.0.1:")
 
@@ -67,7 +67,7 @@ def test_an_answer_ends_where_its_head_says_and_its_connection_is_kept(
 def test_an_answer_without_a_size_ends_with_its_connection() -> None:
     async def run() -> None:
         async with scripted(OK + b"\r\nok") as (script, server):
-            assert [await server.get("/a") for _ in range(2)] == [(200, b"ok")] * 2
+            assert [await server.ask("GET", "/a") for _ in range(2)] == [(200, b"ok")] * 2
             assert script.connections == 2
 
     asyncio.run(run())
@@ -91,7 +91,7 @@ def test_a_connection_that_breaks_is_told(answer: bytes) -> None:
     async def run() -> None:
         async with scripted(answer) as (_, server):
             with pytest.raises(Broken, match=r"^127.0.0.1:\d+ broke off$"):
-                await server.get("/a")
+                await server.ask("GET", "/a")
             assert not server.idle
 
     asyncio.run(run())
@@ -102,7 +102,7 @@ def test_a_connection_that_waited_too_long_is_not_used(monkeypatch: pytest.Monke
 
     async def run() -> None:
         async with scripted(SIZED, SIZED) as (script, server):
-            assert await server.get("/a") == await server.get("/a")
+            assert await server.ask("GET", "/a") == await server.ask("GET", "/a")
             assert script.connections == 2
 
     asyncio.run(run())

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, from_json
+from starlette.requests import ClientDisconnect
 
 from pagedsim.core.errors import shown
 from pagedsim.serve.api.errors import APIError, BadRequest
@@ -294,12 +295,15 @@ async def read_body(request: Request, most: int) -> bytes:
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > most:
         raise too_large
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
+    parts, size, more = [], 0, True
+    while more:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        parts.append(part := message.get("body", b""))
+        size, more = size + len(part), message.get("more_body", False)
         if size > most:
             raise too_large
-        parts.append(part)
     return b"".join(parts)
 
 

@@ -182,7 +182,7 @@ class Dispatch:
         up = False
         with suppress(OSError):  # which a TimeoutError is
             async with asyncio.timeout(PATIENCE):
-                status, page = await server.upstream.get("/metrics")
+                status, page = await server.upstream.ask("GET", "/metrics")
                 server.told = published(page.decode(errors="replace")) if status < 400 else {}
                 up = await healthy(server)
         if server.up is not up and self._seen_at:
@@ -193,7 +193,7 @@ class Dispatch:
 async def healthy(server: ServerView) -> bool:
     """Whether a server takes requests; one without /health does. TimeoutError if it is silent."""
     async with asyncio.timeout(PATIENCE):
-        return (await server.upstream.get("/health"))[0] < 500
+        return (await server.upstream.ask("GET", "/health"))[0] < 500
 
 
 # -- what a router reads ---------------------------------------------------------------------------

@@ -131,8 +131,9 @@ class Front:
             return Response(status_code=200 if up else 503)
         if path == "/metrics":
             return Response(self._metrics(), media_type="text/plain")
-        scheme, _, key = http.headers.get("authorization", "").partition(" ")
-        refuse_wrong_key(key.strip() if scheme.lower() == "bearer" else None, self._key)
+        if self._key is not None:
+            scheme, _, key = http.headers.get("authorization", "").partition(" ")
+            refuse_wrong_key(key.strip() if scheme.lower() == "bearer" else None, self._key)
         if http.method == "POST" and path in ROUTED:
             await self._routed(http, send)
         elif path in ANYWHERE:

@@ -145,7 +145,7 @@ async def refuse_strangers(servers: Sequence[ServerView], fields: Fields) -> Non
         page, status = b"", 0
         with suppress(OSError):  # it is down by now
             async with asyncio.timeout(PATIENCE):
-                status, page = await server.upstream.get("/v1/models", fields)
+                status, page = await server.upstream.ask("GET", "/v1/models", fields)
         if status in (0, 401, 403):  # a key that clients have
             continue
         try:

@@ -51,11 +51,13 @@ class Upstream:
             )
         return new
 
-    async def get(self, path: str, fields: Fields = ()) -> tuple[int, bytes]:
+    async def ask(
+        self, method: str, path: str, fields: Fields = (), body: bytes = b""
+    ) -> tuple[int, bytes]:
         """Status and body of an answer; raises OSError."""
         connection = await self.connection()
         try:
-            await connection.ask("GET", path, fields)
+            await connection.ask(method, path, fields, body)
             return connection.status, await connection.read()
         finally:
             connection.release()
