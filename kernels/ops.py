@@ -73,7 +73,7 @@ def attend_cached(
     masks: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap}
     if not on_gpu(q):
         return reference.attention(q, k_cache, v_cache, batch, **masks)
-    blank = torch.empty_like if batch.covers(len(q)) else torch.zeros_like
+    blank = torch.empty_like if batch.covers(q.shape[0]) else torch.zeros_like
     out = blank(q, memory_format=torch.contiguous_format)
     if n := batch.num_decodes:
         tables, contexts, rows = batch.decodes
@@ -148,7 +148,8 @@ def compress(
     heads = torch.cat((q, key.unsqueeze(1)), 1)
     if interleaved:
         heads = torch.cat((heads[..., ::2], heads[..., 1::2]), -1)
-    rotated = _rotated(heads, cos, sin)
+    swapped = heads.roll(heads.shape[-1] // 2, -1)
+    rotated = torch.addcmul(heads * cos[:, None], swapped, sin[:, None])
     out.copy_(rotated[:, :-1])
     latent = functional.rms_norm(latent, weight.shape, weight, eps)
     reference.write(torch.cat((latent, rotated[:, -1]), -1).unsqueeze(1), cache, batch)
@@ -165,6 +166,11 @@ def rms_norm(
         return _kernel("elementwise").rms_norm(x, weight, eps, residual)
     if residual is not None:
         x = residual.add_(x)
+    tokens, size = x.shape
+    if tokens == 1 and x.dtype == torch.float32:  # torch's own is ten operations on a CPU
+        token = x[0]
+        factor = (token.dot(token).item() / size + eps) ** -0.5
+        return (x * weight).mul_(factor)
     return functional.rms_norm(x, weight.shape, weight, eps)
 
 
@@ -193,19 +199,19 @@ def rotate(
             qkv, cos, sin, k_cache, v_cache, batch, weight=weight, eps=eps
         )
     kv_heads, head_dim = k_cache.shape[2:]
-    heads = qkv.unflatten(1, (-1, head_dim))
-    turning, v = heads[:, :-kv_heads], heads[:, -kv_heads:]
+    heads = qkv.view(qkv.shape[0], qkv.shape[1] // head_dim, head_dim)
+    turning = heads[:, :-kv_heads]
     if weight is not None:
-        turning = functional.rms_norm(turning, (head_dim,), None, eps) * weight
-    q, k = _rotated(turning, cos, sin).tensor_split([-kv_heads], 1)
-    write_kv(k, v, k_cache, v_cache, batch)
+        turning.copy_(functional.rms_norm(turning, (head_dim,), None, eps) * weight)
+    swapped = turning.roll(head_dim // 2, -1)
+    turning.mul_(cos[:, None]).addcmul_(swapped, sin[:, None])
+    q, both = heads.split_with_sizes((heads.shape[1] - 2 * kv_heads, 2 * kv_heads), 1)
+    if apart := reference.rows_apart(k_cache, v_cache):
+        reference.write(both, k_cache, batch, apart)
+    else:
+        k, v = both.chunk(2, 1)
+        write_kv(k, v, k_cache, v_cache, batch)
     return q
-
-
-def _rotated(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Queries and keys are rotated together, as heads of one kind."""
-    swapped = heads.roll(heads.shape[-1] // 2, -1)
-    return torch.addcmul(heads * cos[:, None], swapped, sin[:, None])
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:

@@ -41,7 +41,8 @@ class Sight(NamedTuple):
     """Cache rows to gather, flat; of the keys, and behind them, where they are gathered at once, of
     the values."""
     bias: torch.Tensor | None
-    """0 where a query sees a key, -inf where not; None for plain causal attention."""
+    """0 where a query sees a key, -inf where not; None for plain causal attention of a chunk, and
+    where decodes see all keys."""
     blind: torch.Tensor | None = None
     """Which queries see nothing at all (padding); None for none."""
 
@@ -67,7 +68,7 @@ def attention(
     softcap: float | None = None,
 ) -> torch.Tensor:
     """See `ops.attend`; the keys and values of this step are in the cache already."""
-    block_size = k_cache.shape[1]
+    tokens, block_size = q.shape[0], k_cache.shape[1]
     layer = Layer(rows_between(k_cache), block_size, q.dtype, window, scale, softcap)
     decodes, chunks = batch.once("sequences", partial(_sequences, batch))
     parts = []
@@ -78,16 +79,18 @@ def attention(
         seen = batch.once(
             (layer, apart, most), lambda: _decodes(batch, decodes, layer, apart, most)
         )
-        queries = q[:decodes] if len(seen.sizes) == 1 else q.index_select(0, seen.order)
         outputs = []
-        for group, sight in zip(queries.split(seen.sizes), seen.sights, strict=True):
+        if len(seen.sizes) == 1:
+            groups: Sequence[torch.Tensor] = (q if decodes == tokens else q[:decodes],)
+        else:
+            groups = q.index_select(0, seen.order).split(seen.sizes)
+        for group, sight in zip(groups, seen.sights, strict=True):
             if apart is None:
-                keys = rows_of(k_cache).index_select(0, sight.rows)
-                values = rows_of(v_cache).index_select(0, sight.rows)
+                caches = rows_of(k_cache), rows_of(v_cache)
+                both = torch.cat([rows.index_select(0, sight.rows) for rows in caches])
             else:
-                both = rows_of(k_cache, apart)
-                keys, values = both.index_select(0, sight.rows).chunk(2)
-            outputs.append(_decode(group, keys, values, sight, layer))
+                both = rows_of(k_cache, apart).index_select(0, sight.rows)
+            outputs.append(_decode(group, both, k_cache.shape[2], sight, layer))
         if len(outputs) > 1:
             outputs = [torch.cat(outputs).index_select(0, seen.back)]
         parts += outputs
@@ -101,7 +104,7 @@ def attention(
             parts.append(_prefill(queries, k_cache, v_cache, sight, layer))
         else:
             parts.append(torch.zeros_like(queries))
-    if begin < len(q) or not parts:
+    if begin < tokens or not parts:
         parts.append(torch.zeros_like(q[begin:]))
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
@@ -146,26 +149,25 @@ def _see_decodes(
     places = group if batch.rows is None else batch.rows[group].long()
     blocks = batch.block_tables[places[:, None], position // block_size]
     rows = blocks.long() * between + position % block_size
-    bias = torch.zeros(rows.shape, dtype=dtype).masked_fill_(column >= seen, -torch.inf)
-    blind = None
+    bias, blind = None, None
+    if bool((seen != seen[0]).any()):
+        bias = torch.zeros(rows.shape, dtype=dtype).masked_fill_(column >= seen, -torch.inf)
+        bias = bias[:, None, None]
     if bool((contexts == 0).any()):
         blind = (contexts == 0).view(-1, 1, 1)
         rows.masked_fill_(contexts == 0, 0)  # its block table may hold anything
     rows = rows.flatten()
     both = rows if apart is None else torch.cat((rows, rows + apart))
-    return Sight(both, bias[:, None, None], blind)
+    return Sight(both, bias, blind)
 
 
 def _decode(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sight: Sight, layer: Layer
+    q: torch.Tensor, both: torch.Tensor, kv_heads: int, sight: Sight, layer: Layer
 ) -> torch.Tensor:
     """The group of query heads that share a KV head takes the place of the query tokens."""
     n, heads, head_dim = q.shape
-    kv_heads = keys.shape[1] // head_dim
-    k, v = (
-        rows.to(q.dtype).view(n, -1, kv_heads, head_dim).transpose(1, 2) for rows in (keys, values)
-    )
-    out = _softmax(q.unflatten(1, (kv_heads, -1)), k, v, sight.bias, layer)
+    k, v = _as(q, both).view(2, n, -1, kv_heads, head_dim).transpose(2, 3).unbind()
+    out = _softmax(q.unflatten(1, (kv_heads, -1)), k, v, sight.bias, layer, causal=False)
     out = out.reshape(n, heads, head_dim)
     return out if sight.blind is None else out.masked_fill_(sight.blind, 0)
 
@@ -195,24 +197,30 @@ def _prefill(
     kv_heads, head_dim = k_cache.shape[2:]
     queries = q.unflatten(1, (kv_heads, -1)).permute(1, 2, 0, 3)
     k, v = (
-        rows_of(cache).index_select(0, sight.rows).to(q.dtype)
+        _as(q, rows_of(cache).index_select(0, sight.rows))
         .view(-1, kv_heads, 1, head_dim).permute(1, 2, 0, 3).expand(-1, queries.shape[1], -1, -1)
         for cache in (k_cache, v_cache)
     )  # fmt: skip
-    out = _softmax(queries, k, v, sight.bias, layer)
+    out = _softmax(queries, k, v, sight.bias, layer, causal=sight.bias is None)
     return out.permute(2, 0, 1, 3).reshape(q.shape)
 
 
+def _as(q: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Rows of the cache in the dtype of the queries."""
+    return rows if rows.dtype == q.dtype else rows.to(q.dtype)
+
+
 def _softmax(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, layer: Layer
-) -> torch.Tensor:
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, layer: Layer,
+    causal: bool,
+) -> torch.Tensor:  # fmt: skip
     scale, softcap = layer.scale, layer.softcap
     if softcap is None:
-        return scaled_dot_product_attention(
-            q, k, v, attn_mask=bias, is_causal=bias is None, scale=scale
-        )
+        return scaled_dot_product_attention(q, k, v, attn_mask=bias, is_causal=causal, scale=scale)
     scores = torch.matmul(q.float(), k.float().transpose(-1, -2)) * (scale / softcap)
     scores = scores.tanh_().mul_(softcap)
-    if bias is None:
+    if causal:
         bias = torch.full(scores.shape[-2:], -torch.inf).triu_(1)
-    return torch.matmul(torch.softmax(scores + bias, -1), v.float()).to(q.dtype)
+    if bias is not None:
+        scores += bias
+    return torch.matmul(torch.softmax(scores, -1), v.float()).to(q.dtype)

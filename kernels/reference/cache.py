@@ -49,19 +49,27 @@ class Places(NamedTuple):
     """Which tokens go anywhere; None for all."""
 
 
-def write(new: torch.Tensor, cache: torch.Tensor, batch: AttentionBatch) -> None:
-    """Write keys or values at `batch.slots`; places are computed once for all layers."""
+def write(new: torch.Tensor, cache: torch.Tensor, batch: AttentionBatch, apart: int = 0) -> None:
+    """Write keys or values at `batch.slots`; places are computed once for all layers.
+
+    With `apart`, of keys, `new` is [tokens, 2 × kv_heads, dim]: keys, and behind them values, which
+    go so many rows further.
+    """
     between, block_size = rows_between(cache), cache.shape[1]
-    key = ("places", between, block_size)
-    places = batch.once(key, lambda: _places(batch.slots, between, block_size))
+    key = ("places", between, block_size, apart)
+    places = batch.once(key, lambda: _places(batch.slots, between, block_size, apart))
     if places.kept is not None:
         new = new[places.kept]
-    rows_of(raw(cache)).index_copy_(0, places.rows, raw(rounded(new.flatten(1), cache.dtype)))
+    flat = new.reshape(places.rows.shape[0], cache.shape[2] * cache.shape[3])
+    if flat.dtype != cache.dtype:
+        flat = raw(rounded(flat, cache.dtype))
+    rows_of(raw(cache), apart).index_copy_(0, places.rows, flat)
 
 
-def _places(slots: torch.Tensor, between: int, block_size: int) -> Places:
+def _places(slots: torch.Tensor, between: int, block_size: int, apart: int) -> Places:
     kept = None
     if bool((slots < 0).any()):
         kept = (slots >= 0).nonzero().squeeze(1)
         slots = slots[kept]
-    return Places(slots + slots // block_size * (between - block_size), kept)
+    rows = slots + slots // block_size * (between - block_size)
+    return Places(torch.stack((rows, rows + apart), 1).flatten() if apart else rows, kept)

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional
 
-from pagedsim.engine.models.native.linear import Linear
+from pagedsim.engine.models.native.linear import Linear, Stream
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ INT8_INPUTS = 32
 
 
 def _rows(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    if len(x) == 1 and x.dtype != torch.float32:
+    if x.dtype != torch.float32 and len(x) == 1:
         return torch.mv(weight, x[0])[None]
     return functional.linear(x, weight)
 
@@ -177,14 +177,27 @@ class HostLinear(Linear):
     """What each of them has packed."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if not len(x):
+        tokens = x.shape[0]
+        if not tokens:
             return x.new_empty(0, len(self.weight))
-        number = bisect_left(BOUNDS, len(x))
+        number = bisect_left(BOUNDS, tokens)
         y = WAYS[self.ways[number]].multiply(x, self.kept[number])
         if self.scale is not None:
             y = y.float() * self.scale
             return (y if self.bias is None else y + self.bias).to(x.dtype)
         return y if self.bias is None else y.add_(self.bias)
+
+    def add_to(self, stream: Stream, x: torch.Tensor) -> None:
+        """As `Linear.add_to`; in float32 a matrix product adds up in place."""
+        number = bisect_left(BOUNDS, x.shape[0])  # len() of a tensor takes longer
+        way = self.ways[number]
+        plain = self.bias is None and self.scale is None and stream.group is None
+        if not plain or x.dtype != torch.float32 or way not in ("rows", "columns"):
+            stream.add(self(x))
+            return
+        stream.check_nothing_waits()
+        kept = self.kept[number]
+        stream.sum.addmm_(x, kept.t() if way == "rows" else kept)
 
 
 def on_host(part: Any, host: Host) -> Any:
