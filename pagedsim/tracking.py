@@ -24,7 +24,6 @@ from functools import partial
 from importlib import import_module
 from importlib.util import find_spec, module_from_spec
 from pathlib import Path
-from statistics import fmean
 from threading import Lock
 from typing import Any, NamedTuple, cast
 
@@ -34,6 +33,7 @@ import pyarrow as pa
 from pagedsim.core import ConfigError, PagedsimError
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.catalogue import label_of, latency_of
+from pagedsim.metrics.compare import average
 from pagedsim.metrics.definitions import METRICS
 from pagedsim.metrics.result import Listing, Result
 from pagedsim.report.figures import FigureSpec, Panel
@@ -104,7 +104,7 @@ def track(
     labels: Mapping[str, Mapping[str, object]] = _NONE,
     comparison: Columns = ((), []),
     drawings: Mapping[str, FigureSpec] = _NONE,
-    bars: Sequence[str] = (),
+    bars: Mapping[str, Mapping[str, float]] = _NONE,
     series: bool = True,
     mode: str = "offline",
     project: str = "pagedsim",
@@ -116,9 +116,9 @@ def track(
     Each of `runs` is a run: the settings of its arm in short, from `labels`, and in full, its
     summary, and with `series` the load over time and the latencies of its requests. One more, of
     the study, has `comparison`, all tables of the result, the pictures in the folder's plots/, the
-    lines of `drawings` and `bars` of metrics as charts, the files, and the result itself; of a
-    single arm also the means over its seeds. Online, an account must be set up (`wandb login`). A
-    study that goes on replaces its earlier runs.
+    lines of `drawings` and `bars`, by arm and metric, as charts, the files, and the result itself;
+    of a single arm also the means over its seeds. Online, an account must be set up (`wandb
+    login`). A study that goes on replaces its earlier runs.
     """
     check_settings(mode, project, entity, tags)
     if mode == "none":
@@ -208,7 +208,7 @@ def _track_study(
     study: _Study,
     comparison: Columns,
     drawings: Mapping[str, FigureSpec],
-    bars: Sequence[str],
+    bars: Mapping[str, Mapping[str, float]],
 ) -> Path:
     kind = "run" if study.single else "study"
     config = study.config(study.single)
@@ -216,12 +216,9 @@ def _track_study(
     with begin(study.result.name, kind, study.name, config) as tracked:
         logged = _of_run(tracked, study.single, study.room) if study.single else {}
         logged |= _pictures(study.folder, drawings) | _tables(study.result, comparison)
-        means = {
-            arm: _means([dict(_flat(run.summary)) for run in runs])
-            for arm, runs in study.arms.items()
-        }
-        logged |= _bars(means, bars)
-        of_one = next(iter(means.values())) if len(means) == 1 else {}
+        logged |= _bars(bars)
+        summaries = [dict(_flat(run.summary)) for run in study.runs]
+        of_one = _means(summaries) if len(study.arms) == 1 else {}
         _log(tracked, {**dict(_of_result(study.result)), **of_one}, logged)
         tracked.log_artifact(_files(study))
         return _folder(tracked)
@@ -398,7 +395,7 @@ def _means(seeds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     means: dict[str, Any] = {}
     for name in dict.fromkeys(name for summary in seeds for name in summary):
         values = [summary[name] for summary in seeds if name in summary]
-        means[name] = fmean(values) if all(map(_is_number, values)) else values[0]
+        means[name] = average(values).mean if all(map(_is_number, values)) else values[0]
     return means | {"seed_count": len(seeds)}
 
 
@@ -450,16 +447,15 @@ def _chart(panel: Panel) -> Any:
     return wandb.plot.line_series(xs, ys, names, title, panel.x.text)
 
 
-def _bars(means: Mapping[str, Mapping[str, Any]], metrics: Sequence[str]) -> dict[str, Any]:
+def _bars(means: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
     """A chart for each metric, with a bar for each arm that has it."""
     import wandb
 
     charts = {}
-    for key in metrics:
-        rows = [[arm, of[key]] for arm, of in means.items() if _is_number(of.get(key))]
-        if rows:
-            table = wandb.Table(columns=["arm", key], data=rows)
-            charts[f"charts/{key}"] = wandb.plot.bar(table, "arm", key, label_of(key))
+    for key in dict.fromkeys(key for of in means.values() for key in of):
+        rows = [[arm, of[key]] for arm, of in means.items() if key in of]
+        table = wandb.Table(columns=["arm", key], data=rows)
+        charts[f"charts/{key}"] = wandb.plot.bar(table, "arm", key, label_of(key))
     return charts
 
 

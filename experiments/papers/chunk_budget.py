@@ -16,7 +16,7 @@ from pagedsim.experiments.papers.study import Figures
 from pagedsim.experiments.studies.bisection import Bisection
 from pagedsim.experiments.studies.capacity import WITHOUT_RATE
 from pagedsim.experiments.studies.compare import check_overrides
-from pagedsim.metrics.compare import Estimate, estimate, paired_ratio
+from pagedsim.metrics.compare import NO_ESTIMATE, Column, Estimate
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.figures import FigureSpec
 from pagedsim.report.numbers import number
@@ -114,15 +114,15 @@ class Capacity:
             where: [search.low or math.nan for search in searches if search.answers]
             for where, searches in self._searches(runs).items()
         }
-        means = {where: estimate(rates).mean for where, rates in capacities.items()}
         objectives = {
             arm(name, objective): (name, objective)
             for name, case in self.cases.items()
             for objective in case.objectives
         }
+        columns = {at: self._column(capacities, *at) for at in objectives.values()}
         rates = {
-            what: {budget: means[name, budget, objective] for budget in self.budgets}
-            for what, (name, objective) in objectives.items()
+            what: {budget: columns[at].mean(budget) for budget in self.budgets}
+            for what, at in objectives.items()
         }
         bars = {
             what: {b: None if math.isnan(rate) else rate for b, rate in by_budget.items()}
@@ -131,10 +131,11 @@ class Capacity:
         title = "Requests a second within an objective"
         caption = (
             "The highest rate at which the 99th percentile of the gaps between tokens and the "
-            "median wait keep their bounds."
+            "median wait keep their bounds"
         )
+        caption += "; geometric mean over seeds." if len(runs.spec.seeds) > 1 else "."
         cells = [[what, *map(number, by_budget.values())] for what, by_budget in rates.items()]
-        gains = {name: self._gains(capacities, name) for name in self.cases}
+        gains = {name: self._gains(columns, name) for name in self.cases}
         return Analysis(
             finding=[self._sentence(name, its) for name, its in gains.items()],
             rows=[row for name, its in gains.items() for row in self._rows(name, its)],
@@ -152,14 +153,27 @@ class Capacity:
             ],
         )
 
-    def _gains(self, capacities: Mapping[Where, Sequence[float]], case: str) -> dict[str, Estimate]:
+    def _column(
+        self, capacities: Mapping[Where, Sequence[float]], case: str, objective: str
+    ) -> Column:
+        """The rates of every budget within an objective."""
+        seeds = {
+            budget: dict(enumerate(capacities[case, budget, objective]))
+            for budget in dict.fromkeys([self.baseline, *self.budgets])
+        }
+        return Column(
+            {
+                budget: {seed: rate for seed, rate in rates.items() if not math.isnan(rate)}
+                for budget, rates in seeds.items()
+            }
+        )
+
+    def _gains(self, columns: Mapping[tuple[str, str], Column], case: str) -> dict[str, Estimate]:
         """By objective, what the paper's budget gains over the baseline."""
         gains = {}
         for objective, its in self.cases[case].objectives.items():
-            budgets = its.budget, self.baseline
-            ours, theirs = (capacities[case, budget, objective] for budget in budgets)
-            pairs = [pair for pair in zip(ours, theirs, strict=True) if not math.isnan(sum(pair))]
-            gains[objective] = paired_ratio([ours for ours, _ in pairs], [two for _, two in pairs])
+            gain = columns[case, objective].compare(its.budget, self.baseline)
+            gains[objective] = gain.ratio if gain is not None else NO_ESTIMATE
         return gains
 
     def _sentence(self, name: str, gains: Mapping[str, Estimate]) -> str:

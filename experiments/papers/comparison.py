@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
 
 from pagedsim.experiments.studies.sweep import sustained
-from pagedsim.metrics.compare import Estimate, paired_ratio
+from pagedsim.metrics.compare import Estimate, geometric, paired_ratio
 from pagedsim.spec.check import In, Number, Positive
 
 Curve = Mapping[float, float]
 """Rate: latency."""
+Average = Callable[[Sequence[float]], float]
+"""A mean over seeds, which is NaN where one of them is."""
 Estimates = Mapping[float, Estimate]
 """Estimates by value of the sweep; a result over all its values has the key 0."""
 
@@ -34,7 +36,8 @@ class Comparison:
     inverse: bool = False
     """Whether it is divided by theirs instead."""
     paired: bool = False
-    """Whether ratios are of each seed, with a confidence interval; else of means over seeds."""
+    """Whether ratios are of each seed, with a confidence interval, so that means over seeds are
+    geometric; else of means over seeds."""
     growth: bool = False
     """Whether values are changes, in per cent, from the system's first value."""
     percent: bool = False
@@ -69,28 +72,27 @@ class Comparison:
     draw: bool = False
     """Whether the figure is of it, as bars."""
 
-    def estimates(self, curves: Mapping[str, Sequence[Curve]], system: str) -> Estimates:
-        """The results of a system by value of the sweep."""
-        points = self._points(curves[system])
+    def estimates(
+        self, curves: Mapping[str, Sequence[Curve]], system: str, average: Average
+    ) -> Estimates:
+        """The results of a system by value of the sweep, of means or with an interval."""
+        points = self._points(curves[system], average)
         if self.growth:
             first = next(iter(points.values()))
-            return self._selected(
-                {x: _mean(100 * (values / at - 1) for values, at in zip(ys, first, strict=True))
-                 for x, ys in points.items()}
-            )  # fmt: skip
+            return self._selected({x: _growth(ys, first, average) for x, ys in points.items()})
         if self.over is None:
-            return self._selected({x: _mean(seeds) for x, seeds in points.items()})
-        base = self._points(curves[self.over])
+            return self._selected({x: _ranging(average(ys), ys) for x, ys in points.items()})
+        base = self._points(curves[self.over], average)
         if self.at == "best":
             pairs = {0.0: (*points.values(), *base.values())}
         else:
             pairs = {x: (points[x], base[x]) for x in points if x in base}
         return self._selected({x: self._ratio(*pair) for x, pair in pairs.items()})
 
-    def _points(self, curves: Sequence[Curve]) -> dict[float, list[float]]:
+    def _points(self, curves: Sequence[Curve], average: Average) -> dict[float, list[float]]:
         """The compared numbers of one system: by value of the sweep, a number per seed."""
         if self.over is not None or self.bound is not None or self.at == "best":
-            curves = curves if self.paired else [mean_curve(curves)]
+            curves = curves if self.paired else [mean_curve(curves, average)]
         if self.bound is not None:
             return {0.0: [sustained(curve, self.bound) for curve in curves]}
         if self.at == "best":
@@ -147,14 +149,28 @@ def _exactly(value: float) -> Estimate:
     return Estimate(value, math.nan, math.nan)
 
 
-def _mean(values: Any) -> Estimate:
+def _growth(values: Sequence[float], first: Sequence[float], average: Average) -> Estimate:
+    """The change of the mean in per cent, and the range of the seeds' changes."""
+    seeds = [100 * (value / at - 1) for value, at in zip(values, first, strict=True)]
+    return _ranging(100 * (average(values) / average(first) - 1), seeds)
+
+
+def _ranging(mean: float, seeds: Sequence[float]) -> Estimate:
     """A mean over seeds, and the range of the seeds."""
-    seeds = list(values)
     several = len(seeds) > 1 and max(seeds) > min(seeds)
-    ends = (min(seeds), max(seeds)) if several else (math.nan, math.nan)
-    return Estimate(float(np.mean(seeds)), *ends)
+    return Estimate(mean, *((min(seeds), max(seeds)) if several else (math.nan, math.nan)))
 
 
-def mean_curve(curves: Sequence[Curve]) -> dict[float, float]:
+def arithmetic_mean(values: Sequence[float]) -> float:
+    """The `Average` of what is not compared seed by seed."""
+    return float(np.mean(values))
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """The `Average` of positive values whose changes are geometric."""
+    return math.nan if any(map(math.isnan, values)) else geometric(values).mean
+
+
+def mean_curve(curves: Sequence[Curve], average: Average) -> dict[float, float]:
     """The mean of several over each x."""
-    return {x: float(np.mean([curve[x] for curve in curves])) for x in curves[0]}
+    return {x: average([curve[x] for curve in curves]) for x in curves[0]}

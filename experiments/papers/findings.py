@@ -6,18 +6,22 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from pagedsim.experiments.papers.comparison import (
+    Average,
     Comparison,
     Curve,
     Estimates,
+    arithmetic_mean,
+    geometric_mean,
     mean_curve,
     unsure,
 )
 from pagedsim.experiments.papers.figure import Curves, Figure
 from pagedsim.experiments.papers.reproduction import arm
-from pagedsim.metrics.compare import Estimate
+from pagedsim.metrics.compare import Estimate, positive
 from pagedsim.metrics.result import Listing, Published, Row
 from pagedsim.report.numbers import number, span
 from pagedsim.report.table import published_text
@@ -88,6 +92,21 @@ class Findings:
     figure: Figure
     by_measure: Mapping[str, Curves]
 
+    @cached_property
+    def averages(self) -> Mapping[str, Average]:
+        """How each measure is averaged over seeds: geometrically if it is compared seed by seed."""
+        compared = {c.measure for c in self.figure.comparisons if c.paired or c.growth}
+        averages: dict[str, Average] = {}
+        for name, cases in self.by_measure.items():
+            every = (curve for of in cases.values() for curves in of.values() for curve in curves)
+            above = positive(value for curve in every for value in curve.values())
+            averages[name] = geometric_mean if name in compared and above else arithmetic_mean
+        return averages
+
+    def mean_of(self, name: str, curves: Sequence[Curve]) -> dict[float, float]:
+        """The mean curve of a measure over seeds."""
+        return mean_curve(curves, self.averages[name])
+
     def _compared(
         self, comparison: Comparison
     ) -> Iterator[tuple[str, str, Mapping[str, Sequence[Curve]]]]:
@@ -105,7 +124,8 @@ class Findings:
         for case, system, its in self._compared(comparison):
             given = comparison.published is not None
             derived = {} if given else self._derived(comparison, case, system)
-            for x, ours in comparison.estimates(its, system).items():
+            average = self.averages[comparison.measure]
+            for x, ours in comparison.estimates(its, system, average).items():
                 if comparison.published is not None:
                     published = _number_or_range(lookup(comparison.published, case, system, x))
                 else:
@@ -119,7 +139,9 @@ class Findings:
         lines: dict[str, Sequence[Curve]] = {
             name: [curve] for name in names if (curve := curve_of(lookup(tree, name)))
         }
-        return comparison.estimates(lines, system) if len(lines) == len(names) else {}
+        if len(lines) < len(names):
+            return {}
+        return comparison.estimates(lines, system, self.averages[comparison.measure])
 
     def unit(self, comparison: Comparison) -> str:
         if comparison.of_sweep:
@@ -213,7 +235,7 @@ class Findings:
         its = self.figure.curves_of(self.by_measure[comparison.measure], case)
         if system not in its or comparison.over not in (None, *its):
             return math.nan
-        estimates = comparison.estimates(its, system)
+        estimates = comparison.estimates(its, system, self.averages[comparison.measure])
         if x not in estimates and comparison.at in ("most", "best", "last"):
             return next((value.mean for value in estimates.values()), math.nan)
         return estimates[x].mean if x in estimates else math.nan
@@ -222,7 +244,7 @@ class Findings:
         """The best value of the sweep for each case and system."""
         assert comparison.good is not None
         for case, system, its in self._compared(comparison):
-            curve = mean_curve(its[system])
+            curve = self.mean_of(comparison.measure, its[system])
             least = min(curve.values())
             near = [x for x, y in curve.items() if y <= least * (1 + comparison.good)]
             best = min(curve, key=curve.__getitem__)
@@ -242,14 +264,15 @@ class Findings:
             yield Row(f"{what}, largest within {edge:g} %", best.high, high, unit)
 
     def listing(self) -> Listing:
-        """Every arm, and its measures; means over seeds."""
+        """Every arm, and its measures."""
         measures, sweep = self.figure.measures, self.figure.sweep
         rows = [
             [
                 arm(case, system, "" if sweep is None else sweep.name(x)),
                 *(
                     number(
-                        m.scale * mean_curve(self.by_measure[name][case][system]).get(x, math.nan)
+                        m.scale
+                        * self.mean_of(name, self.by_measure[name][case][system]).get(x, math.nan)
                     )
                     for name, m in measures.items()
                 ),
@@ -259,11 +282,21 @@ class Findings:
             for x in curves[0]
         ]
         heads = [f"{m.label}{m.unit and f', {m.unit}'}" for m in measures.values()]
-        return Listing(self.figure.title, ["", *heads], rows, "Means over seeds.")
+        return Listing(self.figure.title, ["", *heads], rows, f"{self._kinds()}.")
+
+    def _kinds(self) -> str:
+        """What means over seeds the listing has."""
+        kinds = {n: self.averages[n] is geometric_mean for n in self.figure.measures}
+        if not any(kinds.values()):
+            return "Means over seeds"
+        plain = ", ".join(m.label for n, m in self.figure.measures.items() if not kinds[n])
+        return f"Geometric means over seeds{plain and f' (arithmetic: {plain})'}"
 
     def data(self) -> dict[str, Any]:
         """Means of each measure by case, system and value of the sweep; ratios that are drawn."""
-        data: dict[str, Any] = {name: _means(curves) for name, curves in self.by_measure.items()}
+        data: dict[str, Any] = {
+            name: _means(curves, self.averages[name]) for name, curves in self.by_measure.items()
+        }
         for comparison in self.figure.comparisons:
             if comparison.bound is not None:
                 data.setdefault("bounds", {})[self.label(comparison)] = comparison.bound
@@ -288,11 +321,11 @@ def _number_or_range(published: Any) -> Published:
     return (published[0], published[1]) if isinstance(published, Sequence) else published
 
 
-def _means(curves: Curves) -> dict[str, Any]:
+def _means(curves: Curves, average: Average) -> dict[str, Any]:
     means: dict[str, Any] = {}
     for case, systems in curves.items():
         for system, by_seed in systems.items():
-            curve = mean_curve(by_seed)
+            curve = mean_curve(by_seed, average)
             plain = {f"{x:g}": y for x, y in curve.items()}
             means.setdefault(case, {})[system] = curve[0.0] if set(curve) == {0.0} else plain
     return means if set(means) != {""} else dict(means[""])

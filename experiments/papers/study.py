@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pagedsim.core import ConfigError
 from pagedsim.core.errors import unknown
-from pagedsim.experiments.papers.comparison import Comparison, Curve, mean_curve
+from pagedsim.experiments.papers.comparison import Comparison, Curve
 from pagedsim.experiments.papers.figure import Figure
 from pagedsim.experiments.papers.findings import Findings, curve_of, lookup, sentences
 from pagedsim.experiments.papers.panels import Panel, draw_bar_panels, draw_panels
@@ -174,7 +174,8 @@ def _panel(findings: Findings, name: str, case: str, labelled: bool) -> Panel:
     measure, sweep = figure.measures[name], figure.sweep
     assert sweep is not None
     most = _most_points(curves)
-    lines = {name: mean_curve(seeds) for name, seeds in curves.items() if 2 * len(seeds[0]) >= most}
+    shown = {system: seeds for system, seeds in curves.items() if 2 * len(seeds[0]) >= most}
+    lines = {system: findings.mean_of(name, seeds) for system, seeds in shown.items()}
     xs = sorted({x for line in lines.values() for x in line})
 
     def drawn(line: Mapping[float, Any]) -> tuple[list[float], list[float]]:
@@ -217,7 +218,10 @@ def _bars(findings: Findings, measures: Sequence[str]) -> dict[str, Any]:
         published = figure.published.get(name)
         title = f"{measure.label}{measure.unit and f' ({measure.unit})'}"
         ours = {
-            case: {s: measure.scale * mean_curve(seeds)[0.0] for s, seeds in by_case[case].items()}
+            case: {
+                system: measure.scale * findings.mean_of(name, seeds)[0.0]
+                for system, seeds in by_case[case].items()
+            }
             for case in figure.cases
         }
         if published is None:

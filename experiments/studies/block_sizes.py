@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,10 +21,11 @@ from pagedsim.experiments.studies.compare import check_metrics
 from pagedsim.fidelity.engine_model import replica_of
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.catalogue import Scale, keys_of, label_of, metric_of, scale_of
-from pagedsim.metrics.compare import Estimate, estimate, estimate_of, paired_ratio
+from pagedsim.metrics.compare import Column, Estimate, column_of_runs, estimate
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.figures import FigureSpec
 from pagedsim.report.style import MUTED
+from pagedsim.report.table import kinds_of_means
 from pagedsim.run.study import Analysis
 
 if TYPE_CHECKING:
@@ -58,10 +58,9 @@ class BlockSizes(Reproduction):
     def read_arms(self, runs: Mapping[str, Sequence[Run]]) -> Analysis:
         of = {size: runs[_arm(size)] for size in self.sizes}
         keys = list(dict.fromkeys([*keys_of(self.metrics), E2E]))
-        metrics = {
-            key: [estimate_of(key, [run.summary[key] for run in of[size]]) for size in self.sizes]
-            for key in keys
-        }
+        arms = {_arm(size): runs[_arm(size)] for size in self.sizes}
+        columns = {key: column_of_runs(arms, key) for key in keys}
+        metrics = {key: list(map(column.estimate, arms)) for key, column in columns.items()}
         unused = [
             estimate([unused_slots(run, size) for run in of[size]]).mean for size in self.sizes
         ]
@@ -86,6 +85,9 @@ class BlockSizes(Reproduction):
             [titles[key], *(scales[key].number(value.mean) for value in values)]
             for key, values in metrics.items()
         ]
+        note = kinds_of_means(
+            len(of[self.sizes[0]]), [(key, column.geometric) for key, column in columns.items()]
+        )
         if kernel:
             table.append(["attention of a layer (µs)", *(f"{1e6 * s:,.0f}" for s in seconds)])
         caption = "Each against the block size, under one seed."
@@ -95,12 +97,14 @@ class BlockSizes(Reproduction):
                 "sizes saw the same requests, so differences are surer than bars suggest."
             )
         return Analysis(
-            finding=self._finding(metrics, self._alike(of), unused, kernel),
+            finding=self._finding(metrics, self._alike(columns[E2E]), unused, kernel),
             rows=[
                 Row(f"unused slots a sequence, blocks of {size}", value, (size - 1) / 2)
                 for size, value in zip(self.sizes, unused, strict=True)
             ],
-            listings=[Listing("Means by block size", ["block size", *map(str, self.sizes)], table)],
+            listings=[
+                Listing("By block size", ["block size", *map(str, self.sizes)], table, f"{note}.")
+            ],
             notes=[
                 "unused slots are published as a rule: (B - 1) / 2 with blocks of B, for sequences "
                 "that are long beside a block; ours are of the time in which all who hold memory "
@@ -141,15 +145,16 @@ class BlockSizes(Reproduction):
             "device": machine["device"],
         }
 
-    def _alike(self, of: Mapping[int, Sequence[Run]]) -> list[int]:
+    def _alike(self, times: Column) -> list[int]:
         """Sizes not significantly slower than the best, paired by seed; none for one seed."""
-        times = {size: [run.summary[E2E] for run in runs] for size, runs in of.items()}
-        best = min(times.values(), key=fmean)
-        slower = {size: paired_ratio(of_size, best) for size, of_size in times.items()}
+        best = min(times.arms, key=times.mean)
+        slower = {size: times.compare(_arm(size), best) for size in self.sizes}
         surely = [
-            size for size, more in slower.items() if (more.low if more.known else more.mean) > 1
+            size
+            for size, more in slower.items()
+            if more and (more.ratio.low if more.ratio.known else more.ratio.mean) > 1
         ]
-        return [size for size in of if size not in surely] if len(best) > 1 else []
+        return [s for s in self.sizes if s not in surely] if len(times.of(best)) > 1 else []
 
     def _finding(
         self,

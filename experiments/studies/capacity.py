@@ -21,11 +21,12 @@ from pagedsim.experiments.studies.capacity_figures import draw_capacity
 from pagedsim.experiments.studies.compare import check_baseline, check_overrides, ordinary
 from pagedsim.metrics.arms import Run
 from pagedsim.metrics.catalogue import scale_of
-from pagedsim.metrics.compare import NO_ESTIMATE, Estimate, estimate, paired_ratio
+from pagedsim.metrics.compare import NO_ESTIMATE, Estimate, average, paired_ratio
 from pagedsim.metrics.result import Listing, added_up, of_whom
 from pagedsim.metrics.stability import mean_backlogs, overload_of
 from pagedsim.report.figures import FigureSpec
 from pagedsim.report.numbers import percent, signed
+from pagedsim.report.table import margin_of
 from pagedsim.run.job import Arm, Failure, Job
 from pagedsim.run.launch import launch_of
 from pagedsim.run.runs import Key, Runs, changed_note
@@ -175,11 +176,11 @@ class ArmCapacity:
 
     @property
     def rate(self) -> Estimate:
-        """Mean over seeds of the highest rate that met the objective; NaN if a search has no
-        edge."""
+        """Geometric mean over seeds of the highest rate that met the objective; NaN if a search has
+        no edge."""
         if any(search.low is None or search.high is None for search in self.searches):
             return NO_ESTIMATE
-        return estimate(list(self.lows.values()))
+        return average(list(self.lows.values()))
 
     @property
     def lows(self) -> dict[int, float]:
@@ -194,11 +195,12 @@ class ArmCapacity:
     @property
     def missed_from(self) -> float:
         """Mean rate from which on all probes missed the objective: the other end of the bracket."""
-        return _mean([search.missed_from or math.nan for search in self.searches])
+        rates = [search.missed_from or math.nan for search in self.searches]
+        return math.nan if any(map(math.isnan, rates)) else average(rates).mean
 
     @property
     def output_tokens_per_s(self) -> float:
-        return _mean([run.summary["output_tokens_per_s"] for run in self.lowest_runs])
+        return average([run.summary["output_tokens_per_s"] for run in self.lowest_runs]).mean
 
     @property
     def binds(self) -> str:
@@ -446,12 +448,12 @@ class Searches:
         seeds = max(len(arm.searches) for arm in self.arms)
         over, sure = "", ", of one seed: not known how sure"
         if seeds > 1:
-            over = f"over {seeds} seeds, ± half of the 95 % confidence interval; "
+            over = f"geometric mean over {seeds} seeds with the 95 % confidence interval; "
             sure = ", in brackets where not sure"
         note = (
             f"Requests/s: the highest rate that met the objective, {over}each edge is searched to "
             f"{percent(self.study.tolerance, 0)}; binds: what fails just above. Against "
-            f"{self.baseline}: the geometric mean of the seeds' ratios{sure}."
+            f"{self.baseline}: the ratio of the means{sure}."
         )
         return Listing("Within the objective", head, rows, note)
 
@@ -483,9 +485,8 @@ class Searches:
 
 
 def _with_margin(value: Estimate) -> str:
-    reach = value.high - value.mean
-    margin = f"{reach:,.0f}" if reach >= 10 else f"{reach:.2g}"
-    return f"{value.mean:.3g} ± {margin}" if value.known else f"{value.mean:.3g}"
+    margin = margin_of(value, lambda reach: f"{reach:,.0f}" if reach >= 10 else f"{reach:.2g}")
+    return f"{value.mean:.3g} {margin}".rstrip()
 
 
 def _in_brackets(ratio: Estimate) -> str:
@@ -495,7 +496,3 @@ def _in_brackets(ratio: Estimate) -> str:
 
 def _sure(ratio: Estimate) -> bool:
     return ratio.known and not ratio.low <= 1 <= ratio.high
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else math.nan

@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import fmean
 from typing import Annotated, Any
 
 from pagedsim.cluster.link import UnknownLink
@@ -14,6 +13,7 @@ from pagedsim.cluster.placement import Option, Placement, limit, pair, placed
 from pagedsim.core import ConfigError, PagedsimError
 from pagedsim.experiments.studies.capacity import Capacity
 from pagedsim.experiments.studies.compare import notes_of_left_out
+from pagedsim.metrics.compare import average
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.numbers import signed
 from pagedsim.run.job import Arm, Job
@@ -288,9 +288,9 @@ def pools_of(config: Settings) -> Iterator[tuple[Settings, int, float | None]]:
 
 
 def _rate(arm: Mapping[str, Any]) -> float:
-    """Mean rate over the seeds; 0 if under one of them no rate meets the objective."""
+    """Geometric mean rate over the seeds; 0 if under one of them no rate meets the objective."""
     met = [seed["met_up_to"] or 0.0 for seed in arm["seeds"].values()]
-    return fmean(met) if all(met) else 0.0
+    return average(met).mean if all(met) else 0.0
 
 
 def _data(placement: Placement | None) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ from pagedsim.core import ConfigError
 from pagedsim.experiments.papers.reproduction import Reproduction
 from pagedsim.experiments.studies.block_sizes import require_sizes
 from pagedsim.metrics.arms import Run
-from pagedsim.metrics.compare import Estimate, estimate, paired_ratio
+from pagedsim.metrics.compare import Estimate, average, paired_ratio
 from pagedsim.metrics.result import Listing, Row
 from pagedsim.report.figures import FigureSpec
 from pagedsim.report.numbers import number, signed
@@ -292,7 +292,7 @@ def _of(place: Place) -> str:
 
 
 def _per_second(runs: Sequence[Run]) -> str:
-    return f"{estimate([run.summary[THROUGHPUT] for run in runs]).mean:,.0f}"
+    return f"{average([run.summary[THROUGHPUT] for run in runs]).mean:,.0f}"
 
 
 def _sure(ratio: Estimate) -> str:

@@ -20,7 +20,7 @@ from pagedsim.metrics.arms import DEFAULT_METRICS, Arms, Run
 from pagedsim.metrics.compare import (
     NO_ESTIMATE,
     Estimate,
-    estimate,
+    average,
     paired_ratio,
 )
 from pagedsim.metrics.finding import join
@@ -197,14 +197,15 @@ class SustainedLoad:
 
     @property
     def load(self) -> Estimate:
-        """The mean over seeds; infinite or 0 if it is so under each. If it is so under some, the
-        ends of what ran stand for it, and there is no interval."""
+        """The mean over seeds, geometric where what was tried is positive; infinite or 0 if it is
+        so under each. If it is so under some, the ends of what ran stand for it, and there is no
+        interval."""
         loads = list(self.by_seed.values())
         if len(set(loads)) == 1:
             return NO_ESTIMATE._replace(mean=loads[0])
         least, most = self.tried
         inside = [min(max(load, least), most) for load in loads]
-        value = estimate(inside)
+        value = average(inside)
         if inside != loads:
             return NO_ESTIMATE._replace(mean=value.mean)
         return value._replace(low=max(value.low, 0.0))
@@ -350,7 +351,7 @@ def listing_of(loads: Sequence[SustainedLoad], study: Arms) -> Listing:
         )
     note = (
         "Between the last value that meets the objective and the first that misses it, on lines in "
-        "the logarithm of the latency; mean over seeds. Knee: the last value at which the server "
-        "keeps up."
+        "the logarithm of the latency; geometric mean over seeds. Knee: the last value at which "
+        "the server keeps up."
     )
     return Listing.of("Load within the objective", rows, note)

@@ -18,7 +18,7 @@ from pagedsim.core.errors import is_number, is_whole, not_installed, require_who
 from pagedsim.experiments.studies.compare import check_objective, ordinary, refuse_of_an_arm
 from pagedsim.experiments.studies.sweep import typed
 from pagedsim.metrics.catalogue import label_of, metric_of, scale_of, text_of
-from pagedsim.metrics.compare import Estimate, estimate, paired_ratio, value_of
+from pagedsim.metrics.compare import Estimate, estimate, geometric, paired_ratio, positive, value_of
 from pagedsim.metrics.result import Listing
 from pagedsim.metrics.stability import mean_backlogs, overload_of, unsure_note
 from pagedsim.report.figures import FigureSpec
@@ -200,7 +200,7 @@ class Search:
             yield from self._until([arm for _, arm in asked], seeds)
             for trial, arm in asked:
                 if arm in done.values:
-                    self.study.tell(trial, mean(done.values[arm]))
+                    self.study.tell(trial, done.mean(done.values[arm]))
                     done.trials.append(arm)
                 else:
                     self.study.tell(trial, state=optuna.trial.TrialState.FAIL)
@@ -242,7 +242,7 @@ class Search:
         import optuna
 
         done, command = self.done, self.runs.spec
-        means = {mean(done.values[arm]) for arm in done.trials}
+        means = {done.mean(done.values[arm]) for arm in done.trials}
         if len(means) > 1 and len(self.space) > 1:
             ranking = optuna.importance.PedAnovaImportanceEvaluator()  # Optuna 5's own choice
             done.importance = optuna.importance.get_param_importances(self.study, evaluator=ranking)
@@ -279,11 +279,6 @@ class Search:
 # -- report ----------------------------------------------------------------------------------------
 
 
-def mean(values: Values) -> float:
-    """Mean over the seeds."""
-    return estimate(list(values.values())).mean
-
-
 @dataclass
 class Tuning:
     """All results of the search."""
@@ -310,12 +305,22 @@ class Tuning:
     def more(self) -> bool:
         return metric_of(self.goal).better > 0
 
+    def mean(self, values: Values) -> float:
+        """Mean over the seeds, geometric if the goal is positive wherever it is known."""
+        known = (
+            value
+            for arms in (self.values, self.confirmed)
+            for of in arms.values()
+            for value in of.values()
+        )
+        return (geometric if positive(known) else estimate)(values.values()).mean
+
     @property
     def best(self) -> str:
         """The arm with the best mean that is not overloaded, the first of equals; of all, if all
         are."""
         kept_up = [arm for arm in self.values if (arm, False) not in self.overloaded]
-        means = {arm: mean(self.values[arm]) for arm in kept_up or self.values}
+        means = {arm: self.mean(self.values[arm]) for arm in kept_up or self.values}
         known = [arm for arm, value in means.items() if not math.isnan(value)] or list(means)
         pick: Any = max if self.more else min
         return str(pick(known, key=means.__getitem__))
@@ -331,7 +336,7 @@ class Tuning:
         goal, changes = label_of(self.goal), self.changes[self.best]
 
         def text(values: Mapping[str, Values], arm: str) -> str:
-            return text_of(self.goal, mean(values.get(arm, {})))
+            return text_of(self.goal, self.mean(values.get(arm, {})))
 
         def both(values: Mapping[str, Values]) -> str:
             return f"{text(values, self.best)}, {text(values, DEFAULT)} as it stands"
@@ -364,7 +369,7 @@ class Tuning:
     def data(self) -> dict[str, Any]:
         best = {
             "changes": self.changes[self.best],
-            "mean": mean(self.values[self.best]),
+            "mean": self.mean(self.values[self.best]),
             "overloaded": (self.best, False) in self.overloaded,
             "command": self.command,
         }
@@ -391,14 +396,14 @@ class Tuning:
 
     @property
     def means(self) -> list[float]:
-        return [mean(self.values[arm]) for arm in self.trials]
+        return [self.mean(self.values[arm]) for arm in self.trials]
 
     def table(self) -> list[dict[str, object]]:
         return [
             {
                 "trial": number,
                 **dict(change.split("=", 1) for change in self.changes[arm]),
-                self.goal: mean(self.values[arm]),
+                self.goal: self.mean(self.values[arm]),
                 "overloaded": (arm, False) in self.overloaded,
                 **{f"{self.goal}, seed {seed}": value for seed, value in self.values[arm].items()},
             }
@@ -416,7 +421,7 @@ class Tuning:
 def draw_tuning(done: Tuning) -> Figure:
     """The goal over trials, and the importances of the settings."""
     look = looks(["trial"])["trial"]
-    scale = scale_of(done.goal, [mean(done.values[done.best])])
+    scale = scale_of(done.goal, [done.mean(done.values[done.best])])
     means = np.asarray(done.means) * scale.factor
     best = np.maximum if done.more else np.minimum
     numbers = np.arange(1, len(means) + 1)
@@ -425,7 +430,7 @@ def draw_tuning(done: Tuning) -> Figure:
     left.plot(numbers, means, "o", ms=4, color=look.colour)
     left.step(numbers, best.accumulate(means), where="post", color=INK, lw=1)
     left.axhline(
-        mean(done.values.get(DEFAULT, {})) * scale.factor, color=MUTED, lw=1, ls=(0, (4, 2))
+        done.mean(done.values.get(DEFAULT, {})) * scale.factor, color=MUTED, lw=1, ls=(0, (4, 2))
     )
     left.set_title(label_of(done.goal))
     tidy(left, x="trial", y=scale.suffix)

@@ -28,7 +28,7 @@ from pagedsim.metrics.result import Listing
 from pagedsim.policies.admission import Refusal
 from pagedsim.report.figures import FigureSpec
 from pagedsim.report.numbers import signed
-from pagedsim.report.table import comparison_of, sections
+from pagedsim.report.table import comparison_of, means_over, sections
 from pagedsim.run.job import Arm
 from pagedsim.run.parts import build, unmet
 from pagedsim.run.publish import arms_of
@@ -321,9 +321,8 @@ def listings(ranking: Ranking) -> list[Listing]:
     for part in sections(ranking.arms):
         if part.client is not None:
             rows = [[arm, *(c.text for c in row.values())] for arm, row in part.rows.items()]
-            listings.append(
-                Listing(part.title, ["", *map(label_of, part.keys)], rows, "Means over the seeds.")
-            )
+            note = f"{means_over(ranking.arms, [part])}."
+            listings.append(Listing(part.title, ["", *map(label_of, part.keys)], rows, note))
     return listings
 
 

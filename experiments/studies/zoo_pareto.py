@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pagedsim.metrics.arms import Arms
 from pagedsim.metrics.catalogue import Scale, label_of, metric_of, scale_of
-from pagedsim.metrics.compare import Comparison, baseline_of, compare_two, estimate, values_of
+from pagedsim.metrics.compare import Column, Comparison, baseline_of, column_of
 from pagedsim.report import style
 from pagedsim.report.labels import Label, Point, place
 
@@ -62,7 +62,7 @@ class Ranking:
     arms: Arms
     criteria: Sequence[Criterion]
     _found: dict[tuple[str, str, Criterion], Comparison | None] = field(default_factory=dict)
-    _means: dict[tuple[str, Criterion], float] = field(default_factory=dict)
+    _columns: dict[Criterion, Column] = field(default_factory=dict)
 
     @property
     def baseline(self) -> str:
@@ -70,12 +70,14 @@ class Ranking:
 
     def mean(self, arm: str, criterion: Criterion) -> float:
         """Mean over the seeds; NaN without a comparable value."""
-        key = arm, criterion
-        if key not in self._means:
-            values = values_of(self.arms, arm, criterion.key, criterion.group).values()
-            comparable = arm not in self.selective or not metric_of(criterion.key).latency
-            self._means[key] = estimate(list(values)).mean if comparable else math.nan
-        return self._means[key]
+        if arm in self.selective and metric_of(criterion.key).latency:
+            return math.nan
+        return self._column(criterion).mean(arm)
+
+    def _column(self, criterion: Criterion) -> Column:
+        if criterion not in self._columns:
+            self._columns[criterion] = column_of(self.arms, criterion.key, criterion.group)
+        return self._columns[criterion]
 
     @cached_property
     def selective(self) -> Mapping[str, int]:
@@ -91,11 +93,7 @@ class Ranking:
         key = arm, other, criterion
         if key not in self._found:
             known = not any(math.isnan(self.mean(name, criterion)) for name in (arm, other))
-            self._found[key] = (
-                compare_two(self.arms, arm, other, criterion.key, criterion.group)
-                if known
-                else None
-            )
+            self._found[key] = self._column(criterion).compare(arm, other) if known else None
         return self._found[key]
 
     def surely_better(self, arm: str, other: str, criterion: Criterion) -> bool:

@@ -1,8 +1,10 @@
 """Comparison of arms: effect sizes and confidence intervals.
 
 Comparisons are paired by seed, so variation that all arms share, such as the requests, cancels. A
-change is the geometric mean of the seeds' ratios, since a seed's load scales both arms; no heavy
-seed dominates. Intervals are Student's t at 95 %: wide with few seeds, none with one.
+seed's load scales all arms, so means over seeds are geometric where all values are positive: no
+heavy seed dominates, and the geometric mean of the seeds' ratios is the ratio of two such means.
+Otherwise means are arithmetic, and so is what is compared. `Column` decides which. Intervals are
+Student's t at 95 %: wide with few seeds, none with one.
 
 There is no correction for multiple comparisons: of twenty equal arms, one looks different.
 """
@@ -10,18 +12,18 @@ There is no correction for multiple comparisons: of twenty equal arms, one looks
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from pagedsim.core.contracts import is_ours
-from pagedsim.metrics.arms import Arms
+from pagedsim.metrics.arms import Arms, Run
 from pagedsim.metrics.catalogue import keys_of, metric_of, summary_key
 from pagedsim.metrics.metric import LESS
 from pagedsim.metrics.tables import Floats
-from pagedsim.metrics.variation import Cell
 
 # The 97.5 % quantile of Student's t for 1, 2, 3... degrees of freedom. Importing
 # scipy.special.stdtrit instead would add 0.2 s to every command that reports an interval.
@@ -71,34 +73,49 @@ class Estimate(NamedTuple):
 NO_ESTIMATE = Estimate(math.nan, math.nan, math.nan)
 
 
-def estimate(values: Sequence[float]) -> Estimate:
-    """The mean over seeds, without NaN values.
+def estimate(values: Iterable[float]) -> Estimate:
+    """The arithmetic mean over seeds, without NaN values.
 
     If all seeds are equal, as for a recorded trace, there is no interval.
     """
-    known = np.asarray([value for value in values if not math.isnan(value)], dtype=np.float64)
+    known = _known(values)
+    return _student(known, SAME * float(np.abs(known).max(initial=0.0)))
+
+
+def geometric(values: Iterable[float]) -> Estimate:
+    """The geometric mean over seeds of positive values, without NaN; its interval is that of the
+    logarithms' mean."""
+    known = _known(values)
+    logs = _student(np.log(known), SAME)
+    if logs.known:
+        return Estimate(*map(math.exp, logs))
+    return NO_ESTIMATE._replace(mean=float(known[0])) if len(known) else NO_ESTIMATE
+
+
+def _known(values: Iterable[float]) -> Floats:
+    return np.asarray([value for value in values if not math.isnan(value)], dtype=np.float64)
+
+
+def _student(known: Floats, same: float) -> Estimate:
+    """The mean; without an interval if values are within `same`."""
     if not len(known):
         return NO_ESTIMATE
     mean = float(known.mean())
-    if len(known) == 1:
-        return Estimate(mean, math.nan, math.nan)
-    deviation = float(known.std(ddof=1))
-    if deviation <= SAME * float(np.abs(known).max()):
-        return Estimate(mean, math.nan, math.nan)
-    reach = student_t(len(known) - 1) * deviation / math.sqrt(len(known))
+    if float(np.ptp(known)) <= same:
+        return NO_ESTIMATE._replace(mean=mean)
+    reach = student_t(len(known) - 1) * float(known.std(ddof=1)) / math.sqrt(len(known))
     return Estimate(mean, mean - reach, mean + reach)
 
 
-def estimate_of(key: str, values: Sequence[float]) -> Estimate:
-    """The mean over seeds of a metric. Its interval leaves out what the metric cannot be, which
-    takes nothing from its coverage: values below zero, and shares above one."""
-    value = estimate(values)
-    known = [number for number in values if not math.isnan(number)]
-    if not value.known or min(known) < 0:  # a metric of a user's own may be
-        return value
-    metric = metric_of(key)
-    part = metric.unit == "share" and metric.better != LESS and is_ours(metric.of)
-    return value._replace(low=max(value.low, 0.0), high=min(value.high, 1.0 if part else math.inf))
+def average(values: Sequence[float]) -> Estimate:
+    """The mean over seeds by these values alone: of a single arm, or of rates, which are positive
+    under every arm."""
+    return geometric(values) if positive(values) else estimate(values)
+
+
+def positive(values: Iterable[float]) -> bool:
+    """Whether none that is known is 0 or below, so that means over seeds are geometric."""
+    return not any(value <= 0 for value in values)
 
 
 def paired_ratio(ours: Sequence[float] | Floats, theirs: Sequence[float] | Floats) -> Estimate:
@@ -109,15 +126,12 @@ def paired_ratio(ours: Sequence[float] | Floats, theirs: Sequence[float] | Float
     a, b = np.asarray(ours, dtype=np.float64), np.asarray(theirs, dtype=np.float64)
     if not len(a) or min(a.min(), b.min()) <= 0:
         return NO_ESTIMATE
-    logs = np.log(a / b)
-    if float(np.ptp(logs)) <= SAME:
-        return Estimate(float(a[0] / b[0]), math.nan, math.nan)
-    return Estimate(*map(math.exp, estimate(list(logs))))
+    return geometric((a / b).tolist())
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One metric of one arm against the baseline's, over common seeds."""
+    """One metric of one arm against another's, over common seeds."""
 
     arm: str
     baseline: str
@@ -127,9 +141,13 @@ class Comparison:
     seeds: int
     ours: float
     theirs: float
+    """Means over seeds."""
     difference: Estimate
+    """Of geometric means, what the ratio makes of theirs."""
     ratio: Estimate
-    """Geometric mean over seeds of ours over theirs; NaN if theirs is 0 or any is negative."""
+    """Of ours to theirs; NaN if theirs is 0 or any value is negative."""
+    geometric: bool
+    """Whether the means are."""
 
     @property
     def sure(self) -> bool:
@@ -147,8 +165,7 @@ class Comparison:
         way = metric_of(self.key).better
         if not way or self.ours == self.theirs:
             return None
-        more = self.ours > self.theirs if math.isnan(self.ratio.mean) else self.ratio.mean > 1
-        return more == (way > 0)
+        return (self.ours > self.theirs) == (way > 0)
 
 
 def compare(study: Arms, metrics: Iterable[str] | None = None) -> list[Comparison]:
@@ -157,32 +174,32 @@ def compare(study: Arms, metrics: Iterable[str] | None = None) -> list[Compariso
 
     For several clients, per-client comparisons precede those of all requests.
     """
-    arms = study.arms
-    if not arms:
-        return []
-    if study.variation.conditions:
-        return [change for cell in study.cells for change in _within(study, cell, metrics)]
-    baseline = baseline_of(study)
-    comparisons = []
-    for arm in arms:
-        if arm == baseline:
-            continue
-        for client in groups_of(study):
-            for key in keys_of(study.metrics if metrics is None else metrics):
-                comparison = compare_two(study, arm, baseline, key, client)
-                if comparison is not None:
-                    comparisons.append(comparison)
-    return comparisons
+    keys = keys_of(study.metrics if metrics is None else metrics)
+    return [
+        replace(change, arm=names[change.arm], baseline=names[change.baseline])
+        for inside, names in each_cell(study)
+        if inside.compared or not study.variation.conditions
+        for change in _against_baseline(inside, keys)
+    ]
 
 
-def _within(study: Arms, cell: Cell, metrics: Iterable[str] | None) -> Iterator[Comparison]:
-    """The comparisons of a cell, with the arms' own names; none if it lacks the baseline."""
-    variation, inside = study.variation, study.within(cell)
-    if not inside.compared:
+def each_cell(study: Arms) -> Iterator[tuple[Arms, Mapping[str, str]]]:
+    """The arms that are compared with each other, and the study's names for them: those of each
+    cell of the conditions, or all."""
+    if not study.variation.conditions:
+        yield study, {arm: arm for arm in study.arms}
         return
-    arms = {variation.series[arm]: arm for arm in study.arms if variation.cell_of(arm) == cell}
-    for change in compare(inside, metrics):
-        yield replace(change, arm=arms[change.arm], baseline=arms[change.baseline])
+    for cell in study.cells:
+        arms = [arm for arm in study.arms if study.variation.cell_of(arm) == cell]
+        yield study.within(cell), {study.variation.series[arm]: arm for arm in arms}
+
+
+def _against_baseline(study: Arms, keys: Sequence[str]) -> Iterator[Comparison]:
+    columns = [column_of(study, key, client) for client in groups_of(study) for key in keys]
+    for arm in study.arms:
+        for column in columns if arm != baseline_of(study) else ():
+            if (change := column.compare(arm, baseline_of(study))) is not None:
+                yield change
 
 
 def baseline_of(study: Arms) -> str:
@@ -204,56 +221,123 @@ def value_of(summary: dict[str, Any], key: str, client: str | None = None) -> fl
 
 def values_of(study: Arms, arm: str, key: str, client: str | None = None) -> dict[int, float]:
     """A metric of an arm by seed, where known."""
-    values = {run.seed: value_of(run.summary, key, client) for run in study.of(arm)}
+    return _by_seed(study.of(arm), key, client)
+
+
+def _by_seed(runs: Iterable[Run], key: str, client: str | None) -> dict[int, float]:
+    values = {run.seed: value_of(run.summary, key, client) for run in runs}
     return {seed: value for seed, value in values.items() if not math.isnan(value)}
 
 
 def means_of(study: Arms, client: str | None = None) -> dict[str, dict[str, float]]:
     """Means over the seeds of each arm's metrics that have values."""
-    keys = keys_of(study.metrics)
-    values = {arm: {key: values_of(study, arm, key, client) for key in keys} for arm in study.arms}
-    return {
-        arm: {key: estimate([*seeds.values()]).mean for key, seeds in of.items() if seeds}
-        for arm, of in values.items()
-    }
+    means: dict[str, dict[str, float]] = {arm: {} for arm in study.arms}
+    for inside, names in each_cell(study):
+        for column in (column_of(inside, key, client) for key in keys_of(study.metrics)):
+            for arm in column.arms:
+                means[names[arm]][column.key] = column.mean(arm)
+    return means
 
 
-def compare_two(
-    study: Arms, arm: str, baseline: str, key: str, client: str | None = None
-) -> Comparison | None:
-    """Compare two arms in one metric; None without a common seed."""
-    ours, theirs = values_of(study, arm, key, client), values_of(study, baseline, key, client)
-    seeds = sorted(ours.keys() & theirs.keys())
-    if not seeds:
-        return None
-    a = np.asarray([ours[seed] for seed in seeds])
-    b = np.asarray([theirs[seed] for seed in seeds])
-    return Comparison(
-        arm,
-        baseline,
-        key,
-        client,
-        len(seeds),
-        float(a.mean()),
-        float(b.mean()),
-        estimate(list(a - b)),
-        _ratio(a, b),
-    )
+@dataclass(frozen=True)
+class Column:
+    """One metric of arms that are compared, by arm and seed: the one place that says what means are
+    over, so that whatever is printed beside a change is what it is a change of."""
+
+    values: Mapping[str, Mapping[int, float]]
+    """Without NaN; the baseline's first."""
+    key: str = ""
+    client: str | None = None
+
+    @property
+    def arms(self) -> list[str]:
+        """Those with a value."""
+        return [arm for arm, of in self.values.items() if of]
+
+    @cached_property
+    def seeds(self) -> frozenset[int]:
+        """Those that all arms have: means over others would hold one arm's luck against another's.
+        An arm that has none of those before it excludes no other, and is compared with none."""
+        shared = frozenset[int]()
+        for of in self.values.values():
+            shared = (shared & of.keys()) or shared or frozenset(of)
+        return shared
+
+    def of(self, arm: str) -> list[float]:
+        """The values of an arm that are averaged, by seed."""
+        mine = self.values[arm]
+        return [mine[seed] for seed in sorted(self.seeds if self._shares(arm) else mine)]
+
+    def _shares(self, arm: str) -> bool:
+        return self.values[arm].keys() >= self.seeds
+
+    @cached_property
+    def geometric(self) -> bool:
+        """Whether means are geometric: if all values of all arms are positive."""
+        return all(positive(self.of(arm)) for arm in self.arms)
+
+    def mean(self, arm: str) -> float:
+        """The mean over seeds; NaN without any."""
+        return self.estimate(arm).mean
+
+    def estimate(self, arm: str) -> Estimate:
+        """The mean over seeds. Its interval leaves out what the metric cannot be, which takes
+        nothing from its coverage: values below zero, and shares above one."""
+        values = self.of(arm)
+        value = geometric(values) if self.geometric else estimate(values)
+        if not value.known or min(values) < 0:  # a metric of a user's own may be
+            return value
+        most = 1.0 if self.key and _is_part(self.key) else math.inf
+        return value._replace(low=max(value.low, 0.0), high=min(value.high, most))
+
+    def compare(self, arm: str, other: str) -> Comparison | None:
+        """Compare two arms; None without a common seed."""
+        if not self.seeds or not (self._shares(arm) and self._shares(other)):
+            return None
+        a, b = (np.asarray(self.of(name), dtype=np.float64) for name in (arm, other))
+        ours, theirs = self.mean(arm), self.mean(other)
+        if self.geometric:
+            ratio = paired_ratio(a, b)
+            difference = Estimate(*(theirs * (end - 1) for end in ratio))
+        else:
+            ratio, difference = ratio_of_means(a, b), estimate(a - b)
+        return Comparison(
+            *(arm, other, self.key, self.client, len(a), ours, theirs, difference, ratio),
+            geometric=self.geometric,
+        )
 
 
-def _ratio(ours: Floats, theirs: Floats) -> Estimate:
-    """The mean of ratios if every seed has one, otherwise the ratio of means, whose interval has
-    its nominal coverage only if seeds are similar."""
-    if (least := min(ours.min(), theirs.min())) > 0:
-        return paired_ratio(ours, theirs)
-    if least < 0 or not theirs.mean():
+def _is_part(key: str) -> bool:
+    """Whether it is at most one: a share of which less is better, or of a user's own, may not
+    be."""
+    metric = metric_of(key)
+    return metric.unit == "share" and metric.better != LESS and is_ours(metric.of)
+
+
+def column_of(study: Arms, key: str, client: str | None = None) -> Column:
+    """A metric of a study's arms; under conditions, of those within one cell."""
+    arms = sorted(study.arms, key=lambda arm: arm != study.baseline)
+    return column_of_runs({arm: study.of(arm) for arm in arms}, key, client)
+
+
+def column_of_runs(
+    runs: Mapping[str, Sequence[Run]], key: str, client: str | None = None
+) -> Column:
+    """A metric of arms that are compared, by their runs; the baseline's come first."""
+    return Column({arm: _by_seed(some, key, client) for arm, some in runs.items()}, key, client)
+
+
+def ratio_of_means(ours: Floats, theirs: Floats) -> Estimate:
+    """The ratio of arithmetic means, whose interval has its nominal coverage only if seeds are
+    similar; NaN if theirs is 0 or any value is negative."""
+    if min(ours.min(), theirs.min()) < 0 or not theirs.mean():
         return NO_ESTIMATE
     if not ours.mean():
-        return Estimate(0.0, math.nan, math.nan)
+        return NO_ESTIMATE._replace(mean=0.0)
     ratio = float(ours.mean() / theirs.mean())
     deviations = (ours - ratio * theirs) / ours.mean()
     if float(np.abs(deviations).max()) <= SAME:  # such as when all but one seed are 0
-        return Estimate(ratio, math.nan, math.nan)
-    spread = estimate(list(deviations))
+        return NO_ESTIMATE._replace(mean=ratio)
+    spread = estimate(deviations)
     reach = (spread.high - spread.low) / 2
     return Estimate(ratio, ratio * math.exp(-reach), ratio * math.exp(reach))

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pagedsim.metrics.arms import Arms, Run
 from pagedsim.metrics.catalogue import keys_of, label_of, metric_of, scale_of, text_of
 from pagedsim.metrics.compare import (
+    Column,
     Comparison,
     baseline_of,
+    column_of,
     compare,
-    compare_two,
-    estimate,
     groups_of,
     values_of,
 )
@@ -153,7 +153,7 @@ def strength(change: Comparison) -> float:
 def _alone(study: Arms, arm: str) -> str:
     parts = []
     for key in keys_of(study.metrics):
-        value = estimate(list(values_of(study, arm, key).values())).mean
+        value = column_of(study, key).mean(arm)
         if not math.isnan(value):
             parts.append(f"{in_sentence(key)} {text_of(key, value)}")
     if not parts:
@@ -175,8 +175,8 @@ def _extremes(study: Arms) -> list[str]:
     sentences = []
     for key in keys_of(study.metrics):
         way = metric_of(key).better
-        means = {a: estimate(list(values_of(study, a, key).values())).mean for a in study.arms}
-        means = {arm: mean for arm, mean in means.items() if not math.isnan(mean)}
+        column = column_of(study, key)
+        means = {arm: column.mean(arm) for arm in study.arms if arm in column.arms}
         if len(means) < 2 or (key.endswith("_p99") and metric_of(key).latency):
             continue
         if len(set(means.values())) == 1:
@@ -189,7 +189,7 @@ def _extremes(study: Arms) -> list[str]:
         if scale.text(means[low]) == scale.text(means[high]):
             sentences.append(f"{label_of(key)}: alike for all ({scale.text(means[low])}).")
             continue
-        apart = compare_two(study, best, worst, key)
+        apart = column.compare(best, worst)
         if apart is not None and apart.difference.known and not apart.sure:
             sentences.append(
                 f"{label_of(key)}: no sure difference, not even between {best} "
@@ -197,7 +197,7 @@ def _extremes(study: Arms) -> list[str]:
             )
             continue
         words = ("best", "worst") if way else ("lowest", "highest")
-        doubt = _doubt(study, key, best, means) if way else ""
+        doubt = _doubt(column, best, means) if way else ""
         at = f"{study.swept_key} {best}".lstrip()
         sentences.append(
             f"{label_of(key)}: {words[0]} with {at} ({scale.text(means[best])}{doubt}), "
@@ -208,11 +208,11 @@ def _extremes(study: Arms) -> list[str]:
     return sentences
 
 
-def _doubt(study: Arms, key: str, best: str, means: Mapping[str, float]) -> str:
+def _doubt(column: Column, best: str, means: Mapping[str, float]) -> str:
     """The closest arm that is not significantly worse than the best, as a clause; or nothing."""
     others = [arm for arm in means if arm != best]
     for other in sorted(others, key=lambda arm: abs(means[arm] - means[best])):
-        change = compare_two(study, best, other, key)
+        change = column.compare(best, other)
         if change is None or (change.difference.known and not (change.sure and change.gain)):
             return f", not surely better than {other}"
         if means[other] == means[best]:

@@ -15,7 +15,16 @@ from rich.text import Text
 from pagedsim.metrics.arms import Arms
 from pagedsim.metrics.catalogue import label_of
 from pagedsim.metrics.result import Listing, Result
-from pagedsim.report.table import Cell, Section, keys_in, reasons, sections, tables, versus
+from pagedsim.report.table import (
+    Cell,
+    Section,
+    keys_in,
+    means_over,
+    reasons,
+    sections,
+    tables,
+    versus,
+)
 
 _MANY = 4
 _ROWS = (4, 12)
@@ -94,7 +103,7 @@ def _show_arms(arms: Arms, console: Console) -> None:
         return
     for table in _tables(arms, parts, console.width):
         console.print(table)
-    console.print(Text(_note(arms), style="dim"))
+    console.print(Text(_note(arms, parts), style="dim"))
 
 
 def listings(listing: Listing, width: int, names: int = 1) -> Iterator[Table]:
@@ -220,9 +229,9 @@ def _change(cell: Cell) -> str:
     return f"({cell.change})" if cell.change and cell.verdict == "unsure" else cell.change
 
 
-def _note(study: Arms) -> str:
+def _note(study: Arms, parts: Sequence[Section]) -> str:
     seeds = max(len(study.of(arm)) for arm in study.arms)
-    note = f"Means over {seeds} seeds" if seeds > 1 else "One seed, no confidence intervals"
+    note = means_over(study, parts)
     if len(study.arms) > 1:
         note += f"; bold: best mean; below: against {versus(study)}"
         note += ", seed by seed, in brackets where not sure (95 %)" if seeds > 1 else ""

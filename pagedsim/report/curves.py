@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from pagedsim.metrics.arms import Arms
 from pagedsim.metrics.catalogue import keys_of, label_of, scale_of
-from pagedsim.metrics.compare import Estimate, estimate_of, values_of
-from pagedsim.metrics.variation import Cell, Value, ascending, said
+from pagedsim.metrics.compare import Estimate, column_of
+from pagedsim.metrics.variation import Cell, Value, said
 from pagedsim.report.figures import (
     Axis,
     FigureData,
@@ -94,15 +94,16 @@ def _series(study: Arms) -> list[str]:
     return list(dict.fromkeys(study.variation.series[arm] for arm in study.arms))
 
 
-def _points(study: Arms, series: str, facet: Cell, metric: str) -> Points:
-    """A metric of a series along the first condition."""
-    variation, points = study.variation, dict[Value, Estimate]()
-    for arm in study.arms:
-        value, *rest = variation.cell_of(arm)
-        if variation.series[arm] == series and tuple(rest) == facet:
-            seeds = list(values_of(study, arm, metric).values())
-            points[value] = estimate_of(metric, seeds)
-    return [(value, points[value]) for value in ascending(points)]
+def _points(study: Arms, facet: Cell, metric: str) -> Mapping[str, Points]:
+    """A metric of each series along the first condition."""
+    points = {name: list[tuple[Value, Estimate]]() for name in _series(study)}
+    for cell in study.cells:
+        if cell[1:] == facet:
+            inside = study.within(cell)
+            column = column_of(inside, metric)
+            for name in inside.arms:
+                points[name].append((cell[0], column.estimate(name)))
+    return points
 
 
 def _title(study: Arms, metric: str, facet: Cell) -> str:
@@ -112,7 +113,7 @@ def _title(study: Arms, metric: str, facet: Cell) -> str:
 
 def _along(study: Arms, metric: str, facet: Cell) -> Panel:
     """A metric along the first condition, with intervals."""
-    curves = {name: _points(study, name, facet, metric) for name in _series(study)}
+    curves = _points(study, facet, metric)
     every = [point for points in curves.values() for point in points]
     scale = scale_of(metric, [value.mean for _, value in every])
     where, x = _places(study.variation.conditions[0], [value for value, _ in every])
@@ -130,13 +131,10 @@ def _along(study: Arms, metric: str, facet: Cell) -> Panel:
 
 def _against(study: Arms, metric: str, facet: Cell) -> Panel:
     """A latency against the throughput."""
-    curves = {
-        name: [_points(study, name, facet, key) for key in (_THROUGHPUT, metric)]
-        for name in _series(study)
-    }
+    curves = [_points(study, facet, key) for key in (_THROUGHPUT, metric)]
     means = {
-        name: [np.array([value.mean for _, value in points]) for points in both]
-        for name, both in curves.items()
+        name: [np.array([value.mean for _, value in points[name]]) for points in curves]
+        for name in _series(study)
     }
     across, down = (
         scale_of(key, np.concatenate([both[place] for both in means.values()]).tolist())

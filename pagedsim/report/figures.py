@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -64,6 +65,21 @@ def set_scales(axes: Axes, panel: Panel) -> None:
             axes.set(**{f"{side}lim": wanted.limits})
     if not panel.y.log and panel.y.limits is None:
         axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+    cut_intervals(axes, panel)
+
+
+def cut_intervals(axes: Axes, panel: Panel) -> None:
+    """Those of few seeds may reach far: they make an axis no more than twice as long as lines do,
+    or a logarithmic one longer by a decade at either end."""
+    bound = (line for line in panel.series if line.high is not None)
+    known = [y for line in bound for y in line.y.tolist() if not math.isnan(y)]
+    if not known or max(known) <= 0 or panel.y.limits is not None:
+        return
+    low, high = axes.get_ylim()
+    if panel.y.log:
+        axes.set_ylim(max(low, min(known) / 10), min(high, max(known) * 10))
+    else:
+        axes.set_ylim(top=min(high, 2.1 * max(known)))
 
 
 def draw_band(axes: Axes, line: Series, colour: str) -> None:

@@ -16,7 +16,16 @@ from pagedsim.metrics.result import Listing, Result
 from pagedsim.report.embedded import numbers, scripts, styles
 from pagedsim.report.figures import COLOURS, Plot
 from pagedsim.report.style import DARK, GRID, INK, MUTED, PAPER
-from pagedsim.report.table import Cell, Section, keys_in, reasons, sections, tables, versus
+from pagedsim.report.table import (
+    Cell,
+    Section,
+    keys_in,
+    means_over,
+    reasons,
+    sections,
+    tables,
+    versus,
+)
 
 _NAMED = {"--ink": INK, "--muted": MUTED, "--grid": GRID, "--paper": PAPER, "--accent": "#0072b2"}
 _ROOMY = 6
@@ -104,8 +113,8 @@ def _how_sure(study: Arms, intervals: bool) -> str:
         words = f"Over {seeds} seeds; the arms had different workloads, drawn from the same seeds."
     if intervals:
         words += (
-            " CI: 95 % confidence interval of the change, which is the geometric mean of the "
-            f"seeds’ ratios (Student’s t). Named are the largest of {len(compare(study))} "
+            " CI: 95 % confidence interval of the change, from the seeds’ ratios (Student’s t). "
+            f"Named are the largest of {len(compare(study))} "
             "differences compared; where arms do not differ, one in twenty looks sure."
         )
     return words
@@ -126,12 +135,12 @@ def _results(study: Arms) -> Iterable[str]:
     head = "".join(f"<th>{escape(label_of(key))}</th>" for key in keys)
     rows = "".join(_section(part, keys, len(parts) > 1) for part in parts)
     seeds = max(len(study.of(arm)) for arm in study.arms)
-    note = f"Means over {seeds} seeds." if seeds > 1 else "One seed: no confidence intervals."
+    note = f"{means_over(study, parts)}."
     if seeds > 1 and len(keys) <= _ROOMY:
         note = (
-            f"Means over {seeds} seeds, ± half of the 95 % confidence interval (− and + where the "
-            "metric can be no less or no more), which holds how much seeds differ; the change "
-            "below, geometric mean of the seeds’ ratios, is surer."
+            f"{means_over(study, parts)}, with the 95 % confidence interval (± where it is as wide "
+            "below as above), which holds how much seeds differ; the change below, from one "
+            "mean to the other, is surer, since it is paired by seed."
         )
     if len(study.arms) > 1:
         note += f" Bold: best mean. Below: against {escape(versus(study))}"

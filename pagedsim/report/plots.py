@@ -20,15 +20,22 @@ from pagedsim.metrics.catalogue import keys_of, label_of, latency_of, scale_of
 from pagedsim.metrics.compare import (
     Comparison,
     baseline_of,
+    column_of,
     compare,
-    estimate_of,
     groups_of,
-    values_of,
 )
 from pagedsim.metrics.tables import Requests
 from pagedsim.report.caches import draw_sources, draw_working_set, sources_of, working_set_data
 from pagedsim.report.curves import curves_of
-from pagedsim.report.figures import Axis, FigureData, FigureSpec, Panel, Series, arm_id
+from pagedsim.report.figures import (
+    Axis,
+    FigureData,
+    FigureSpec,
+    Panel,
+    Series,
+    arm_id,
+    cut_intervals,
+)
 from pagedsim.report.gantt import ROWS, busiest, draw_gantt
 from pagedsim.report.load import (
     draw_load,
@@ -343,9 +350,8 @@ def sweep_data(study: Arms) -> FigureData:
     axis = Axis(study.swept or "", ticks=names)
     panels = []
     for name in keys_of(study.metrics):
-        values = [
-            estimate_of(name, list(values_of(study, arm, name).values())) for arm in study.arms
-        ]
+        column = column_of(study, name)
+        values = [column.estimate(arm) for arm in study.arms]
         scale = scale_of(name, [value.mean for value in values])
         means = np.array([value.mean for value in values]) * scale.factor
         below, above = np.transpose([value.sides for value in values]) * scale.factor
@@ -369,6 +375,7 @@ def draw_sweep(study: Arms, data: FigureData) -> Figure:
         axes.errorbar(line.x, line.y, bars, marker="o", ms=4, color=colour, ecolor=MUTED, lw=1.5)
         axes.set_title(panel.y.text)
         axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
+        cut_intervals(axes, panel)
         axes.set_xticks(line.x, study.arms)
         tidy(axes, x=panel.x.label if i >= len(data.panels) - data.across else None)
         if len(study.arms) > 6 and not numeric:

@@ -15,7 +15,7 @@ from pagedsim.metrics.arms import Arms
 from pagedsim.metrics.catalogue import label_of
 from pagedsim.report.figures import FigureData, Panel, Series, draw_band, set_scales
 from pagedsim.report.style import Look, looks, short
-from pagedsim.report.table import Cell, keys_in, sections
+from pagedsim.report.table import Cell, keys_in, means_over, sections, versus
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -130,7 +130,7 @@ _SPECIAL = {c: f"\\{c}" for c in "&%$#_{}"} | {
 
 def latex_of(study: Arms) -> str:
     """The comparison as a table of the package booktabs: means, the best in bold, and changes
-    against the baseline in brackets."""
+    against the baseline in brackets. A comment at the end says what means."""
     parts = sections(study)
     keys = keys_in(parts)
     head = " & ".join(["", *(_escaped(label_of(key)) for key in keys)])
@@ -144,7 +144,8 @@ def latex_of(study: Arms) -> str:
         for arm, cells in part.rows.items():
             texts = [_cell(cells[key]) if key in cells else "--" for key in keys]
             lines.append(rf"{' & '.join([_escaped(arm), *texts])} \\")
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
+    note = f"% {means_over(study, parts)}; changes: against {versus(study)}"
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", note, ""])
 
 
 def _cell(cell: Cell) -> str:

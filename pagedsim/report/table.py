@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pagedsim.metrics.arms import Arms
-from pagedsim.metrics.catalogue import Scale, keys_of, metric_of, scale_of
+from pagedsim.metrics.catalogue import keys_of, label_of, metric_of, scale_of
 from pagedsim.metrics.compare import (
+    Column,
     Comparison,
     Estimate,
     baseline_of,
+    column_of,
     compare,
-    estimate_of,
     groups_of,
-    values_of,
 )
 from pagedsim.metrics.result import Listing, Result, Row
 from pagedsim.report.numbers import number, signed, span
@@ -61,6 +61,8 @@ class Cell:
     estimate: Estimate
     text: str
     """The mean over seeds, with its unit."""
+    geometric: bool
+    """Whether it is a geometric mean."""
     margin: str
     """The confidence interval about the mean, such as "± 3", without a unit; empty where there is
     none."""
@@ -124,6 +126,28 @@ def keys_in(parts: Iterable[Section]) -> list[str]:
     return list(dict.fromkeys(key for part in widest for key in part.keys))
 
 
+def means_over(study: Arms, parts: Sequence[Section]) -> str:
+    """What means a table has, for a note under it."""
+    rows = (row for part in parts for row in part.rows.values())
+    cells = [(key, cell.geometric) for row in rows for key, cell in row.items()]
+    return kinds_of_means(max(len(study.of(arm)) for arm in study.arms), cells)
+
+
+def kinds_of_means(seeds: int, kinds: Sequence[tuple[str, bool]]) -> str:
+    """What means over seeds there are of metrics, by whether they are geometric.
+
+    >>> kinds_of_means(3, [("ttft_mean", True), ("preemptions", False)])
+    'Geometric means over 3 seeds (arithmetic where a value is not positive: Preemptions)'
+    """
+    if seeds == 1:
+        return "One seed, no confidence intervals"
+    if not any(geometric for _, geometric in kinds):
+        return f"Means over {seeds} seeds"
+    plain = ", ".join(dict.fromkeys(label_of(key) for key, geometric in kinds if not geometric))
+    other = f" (arithmetic where a value is not positive: {plain})" if plain else ""
+    return f"Geometric means over {seeds} seeds{other}"
+
+
 def versus(study: Arms) -> str:
     """What arms are held against, for a note under their table."""
     if not study.variation.conditions:
@@ -153,33 +177,22 @@ def sections(study: Arms) -> list[Section]:
 
 
 def _sections(study: Arms, compared: bool) -> list[Section]:
-    changes = compare(study) if compared else ()
-    against = {(change.arm, change.client, change.key): change for change in changes}
+    baseline = baseline_of(study) if compared and study.arms else None
     parts = []
     for client in groups_of(study):
-        columns = {
-            key: _column(study, key, client, against)
-            for key in keys_of(study.metrics)
-            if any(values_of(study, arm, key, client) for arm in study.arms)
-        }
+        every = [column_of(study, key, client) for key in keys_of(study.metrics)]
+        columns = {column.key: _cells_of(column, baseline) for column in every if column.arms}
         rows = {arm: {key: of[arm] for key, of in columns.items()} for arm in study.arms}
         parts.append(Section(client, list(columns), rows))
     return parts
 
 
-def _column(
-    study: Arms,
-    key: str,
-    client: str | None,
-    versus: dict[tuple[str, str | None, str], Comparison],
-) -> dict[str, Cell]:
-    values = {
-        arm: estimate_of(key, list(values_of(study, arm, key, client).values()))
-        for arm in study.arms
-    }
+def _cells_of(column: Column, baseline: str | None) -> dict[str, Cell]:
+    """The cells of a column, with changes against the baseline if there is one."""
+    values = {arm: column.estimate(arm) for arm in column.values}
     means = [value.mean for value in values.values() if not math.isnan(value.mean)]
-    scale = scale_of(key, means)
-    way = metric_of(key).better
+    scale = scale_of(column.key, means)
+    way = metric_of(column.key).better
     texts = {scale.text(mean) for mean in means}
     # Values that print as equal are marked alike.
     best = scale.text((max if way > 0 else min)(means)) if way and len(texts) > 1 else None
@@ -187,25 +200,27 @@ def _column(
         arm: Cell(
             value,
             scale.text(value.mean),
-            _margin(value, scale),
+            column.geometric,
+            margin_of(value, scale.number),
             scale.text(value.mean) == best,
-            versus.get((arm, client, key)),
+            None if baseline in (None, arm) else column.compare(arm, str(baseline)),
         )
         for arm, value in values.items()
     }
 
 
-def _margin(value: Estimate, scale: Scale) -> str:
+def margin_of(value: Estimate, number: Callable[[float], str]) -> str:
+    """How far the interval about a mean reaches, such as "± 3" or "− 2 + 5"; empty without one."""
     if not value.known:
         return ""
-    below, above = value.sides
-    if math.isclose(below, above):
-        return f"± {scale.number(above)}"
-    return f"− {scale.number(below)} + {scale.number(above)}"
+    below, above = map(number, value.sides)
+    return f"± {above}" if below == above else f"− {below} + {above}"
 
 
+_AVERAGE = {True: "geometric", False: "arithmetic"}
+"""What kind of means over seeds a row has."""
 _OF_A_CHANGE = (
-    *("client", "metric", "arm", "baseline", "seeds", "ours", "theirs"),
+    *("client", "metric", "arm", "baseline", "seeds", "average", "ours", "theirs"),
     *("difference", "difference_low", "difference_high", "ratio", "ratio_low", "ratio_high"),
     "sure",
 )
@@ -224,6 +239,7 @@ def comparison_of(study: Arms) -> Columns:
     rows = [
         [
             *(change.client or "all", change.key, change.arm, change.baseline, change.seeds),
+            _AVERAGE[change.geometric],
             *map(_known, (change.ours, change.theirs, *change.difference, *change.ratio)),
             change.sure,
             *(study.variation.values[change.arm].get(setting) for setting in settings),
@@ -238,9 +254,10 @@ def _alone(study: Arms) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     for client in groups_of(study):
         for key in keys_of(study.metrics):
-            values = list(values_of(study, arm, key, client).values())
+            column = column_of(study, key, client)
             row: dict[str, object] = {"client": client or "all", "metric": key, "arm": arm}
-            rows.append(row | {"seeds": len(values)} | estimate_of(key, values)._asdict())
+            row |= {"seeds": len(column.of(arm)), "average": _AVERAGE[column.geometric]}
+            rows.append(row | column.estimate(arm)._asdict())
     return rows
 
 

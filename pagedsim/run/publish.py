@@ -10,7 +10,7 @@ from typing import Any
 from pagedsim.core import PagedsimError
 from pagedsim.metrics.arms import DEFAULT_METRICS, FAIRNESS_METRICS, FLEET_METRICS, Arms, Run
 from pagedsim.metrics.catalogue import keys_of
-from pagedsim.metrics.compare import value_of
+from pagedsim.metrics.compare import means_of, value_of
 from pagedsim.metrics.files import COMPARISON, REPORT, RESULT, TABLE, TIMELINE, write_json
 from pagedsim.metrics.finding import absent
 from pagedsim.metrics.recorder import SOURCES
@@ -328,7 +328,7 @@ def _track(
         labels=labels_of(runs.spec, patches),
         comparison=published.comparison(),
         drawings=drawings,
-        bars=keys_of(arms.metrics) if arms is not None and plain else (),
+        bars=means_of(arms) if arms is not None and plain else {},
         series=study.keeps_tables,
         **settings,
     )

@@ -99,6 +99,16 @@ def number(text: str) -> str | float:
         return text
 
 
+def test_rates_that_were_found_give_the_change_beside_them() -> None:
+    data = json.loads((RESULTS / "capacity" / RESULT).read_text(encoding="utf-8"))["data"]
+    rates = {arm: of["requests_per_s"]["mean"] for arm, of in data["arms"].items()}
+    changes = {arm: of["against_baseline"]["mean"] for arm, of in data["arms"].items()}
+    baseline = rates.pop(data["baseline"])
+    assert rates
+    for arm, rate in rates.items():
+        assert rate / baseline == pytest.approx(changes[arm], rel=1e-5)
+
+
 def test_a_kept_result_is_that_of_the_run_without_its_commit(tmp_path: Path) -> None:
     """Byte by byte: numbers, missing ones and names are written as before."""
     data = {"pictures": [], "data": {"a": [1, 0.1, -0.0, 1e-7, float("nan")], "é": "×"}}

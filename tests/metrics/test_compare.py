@@ -24,11 +24,11 @@ from pagedsim.metrics.catalogue import (
     text_of,
 )
 from pagedsim.metrics.compare import (
-    _ratio,
+    Column,
     compare,
     estimate,
-    estimate_of,
     paired_ratio,
+    ratio_of_means,
     student_t,
     value_of,
 )
@@ -80,7 +80,9 @@ def test_an_interval_by_hand() -> None:
 def test_an_interval_ends_where_its_metric_does(
     key: str, values: list[float], low: float, high: float
 ) -> None:
-    whole, got = estimate(values), estimate_of(key, values)
+    column = Column({"a": dict(enumerate(values)), "0": {0: 0.0, 1: 1.0}}, key)
+    whole, got = estimate(values), column.estimate("a")
+    assert not column.geometric
     assert got == (whole.mean, max(whole.low, low), min(whole.high, high))
     assert got.sides == pytest.approx((whole.mean - got.low, got.high - whole.mean))
 
@@ -88,17 +90,25 @@ def test_an_interval_ends_where_its_metric_does(
 def test_differences_are_paired() -> None:
     # Seeds differ by a hundred, the arms by a hundredth or so under each.
     (one,) = compare(ttft({"a": [100.0, 200.0, 300.0], "b": [99.1, 198.0, 296.9]}))
-    assert (one.ours, one.theirs) == pytest.approx((198.0, 200.0))
-    # By hand: -0.9, -2 and -3.1 have a mean of -2 and a deviation of 1.1.
-    half = 4.30265 * 1.1 / math.sqrt(3)
-    assert one.difference == pytest.approx((-2.0, -2.0 - half, -2.0 + half), abs=1e-5)
-    # And the ratios are 0.991, 0.99 and 0.98967: their logarithms' mean and deviation by hand.
+    cube = 6e6 ** (1 / 3)
+    # By hand: ratios of 0.991, 0.99 and 0.98967, their logarithms' mean and deviation.
     logs = [math.log(0.991), math.log(0.99), math.log(296.9 / 300)]
     half = 4.30265 * statistics.stdev(logs) / math.sqrt(3)
     middle = sum(logs) / 3
     assert one.ratio.mean == pytest.approx(math.exp(middle))
     assert one.ratio.low == pytest.approx(math.exp(middle - half), rel=1e-6)
     assert one.ratio.high == pytest.approx(math.exp(middle + half), rel=1e-6)
+    assert (one.ours, one.theirs) == pytest.approx((cube * math.exp(middle), cube))
+    assert one.difference == pytest.approx([cube * (end - 1) for end in one.ratio])
+
+
+def test_differences_of_what_may_be_0_are_paired() -> None:
+    (one,) = compare(ttft({"a": [0.0, 100.0, 200.0], "b": [0.9, 102.0, 203.1]}))
+    assert (one.ours, one.theirs) == pytest.approx((102.0, 100.0))
+    # By hand: 0.9, 2 and 3.1 have a mean of 2 and a deviation of 1.1.
+    half = 4.30265 * 1.1 / math.sqrt(3)
+    assert one.difference == pytest.approx((2.0, 2.0 - half, 2.0 + half), abs=1e-5)
+    assert one.ratio.mean == pytest.approx(1.02)
 
 
 @pytest.mark.parametrize("load", [0.0, 1.5])
@@ -108,9 +118,18 @@ def test_one_in_twenty_of_equal_arms_looks_sure(load: float) -> None:
     pairs, seeds = 4000, 5
     loads = np.exp(load * random.standard_normal((pairs, seeds, 1)))
     values = loads * random.gamma(4.0, size=(pairs, seeds, 2))
-    ratios = [_ratio(pair[:, 0], pair[:, 1]) for pair in values]
+    ratios = [paired_ratio(pair[:, 0], pair[:, 1]) for pair in values]
     sure = sum(not ratio.low <= 1 <= ratio.high for ratio in ratios) / pairs
     assert 0.04 < sure < 0.06
+
+
+@pytest.mark.parametrize("load", [0.3, 1.5])
+def test_nineteen_in_twenty_intervals_have_the_mean(load: float) -> None:
+    """The geometric one of seeds that differ in load, whose logarithm deviates so."""
+    values = np.exp(load * np.random.default_rng(7).standard_normal((4000, 4)))
+    cells = [Column({"a": dict(enumerate(seeds))}, "ttft_p99").estimate("a") for seeds in values]
+    assert 0.94 < sum(cell.low <= 1 <= cell.high for cell in cells) / len(cells) < 0.96
+    assert all(cell.low > 0 for cell in cells)
 
 
 def test_one_seed_has_no_interval() -> None:
@@ -119,7 +138,7 @@ def test_one_seed_has_no_interval() -> None:
     assert (one.difference.mean, one.ratio.mean) == (-1.0, 0.5)
     # Nor do seeds count that one of the two has not.
     (one,) = compare(ttft({"a": [2.0, 4.0, 100.0], "b": [1.0, 2.0]}))
-    assert (one.seeds, one.theirs) == (2, 3.0)
+    assert one.seeds == 2 and one.theirs == pytest.approx(math.sqrt(8))
 
 
 def test_every_client_is_compared(tmp_path: Path) -> None:
@@ -142,12 +161,12 @@ def test_a_paired_ratio_is_a_geometric_mean() -> None:
 
 def test_a_ratio_of_means_has_an_interval_in_proportion() -> None:
     """Where a seed has nothing to count; by hand: off by -0.2, 0.2 and 0 of the mean."""
-    ratio = _ratio(np.array([0.0, 4.0, 2.0]), np.array([0.2, 1.8, 1.0]))
+    ratio = ratio_of_means(np.array([0.0, 4.0, 2.0]), np.array([0.2, 1.8, 1.0]))
     half = student_t(2) * 0.2 / math.sqrt(3)
     assert ratio == pytest.approx((2.0, 2 * math.exp(-half), 2 * math.exp(half)))
     # One that a single seed decides gives none.
-    assert not _ratio(np.array([0.0, 0.0, 6.0]), np.array([0.0, 0.0, 5.0])).known
-    assert _ratio(np.array([1.0, 1.0, 6.0]), np.array([1.0, 1.0, 5.0])).known
+    assert not ratio_of_means(np.array([0.0, 0.0, 6.0]), np.array([0.0, 0.0, 5.0])).known
+    assert ratio_of_means(np.array([1.0, 1.0, 6.0]), np.array([1.0, 1.0, 5.0])).known
 
 
 # -- best and dominated arms, and which arms are comparable ----------------------------------------

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from html import unescape
 from math import exp, isnan, log, nan
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, geometric_mean
 from typing import Any
 
 import pytest
@@ -64,6 +64,21 @@ def near(one: object, other: object, digits: float = 1e-12) -> bool:
     return (isnan(a) and isnan(b)) or abs(a - b) <= digits * max(abs(a), abs(b))
 
 
+def averaged(values: dict[str, list[float]]) -> dict[str, float]:
+    """Means by arm over the seeds that all arms have which have any, geometric if all values are
+    positive."""
+    known = {
+        arm: [n for n, one in enumerate(some) if not isnan(one)] for arm, some in values.items()
+    }
+    seeds = [set(some) for some in known.values() if some]
+    shared = set.intersection(*seeds) if seeds else set()
+    used = {
+        arm: [values[arm][n] for n in known[arm] if n in (shared or known[arm])] for arm in known
+    }
+    mean = geometric_mean if all(one > 0 for some in used.values() for one in some) else fmean
+    return {arm: mean(some) if some else nan for arm, some in used.items()}
+
+
 @dataclass(frozen=True)
 class Facts:
     """What a study has left."""
@@ -81,8 +96,7 @@ class Facts:
         return [nan if one.get(key) is None else float(one[key]) for one in groups]
 
     def mean(self, arm: str, key: str, client: str | None = None) -> float:
-        known = [value for value in self.values(arm, key, client) if not isnan(value)]
-        return fmean(known) if known else nan
+        return averaged({arm: self.values(arm, key, client) for arm in self.summaries})[arm]
 
     @property
     def clients(self) -> list[str | None]:
@@ -125,17 +139,23 @@ def of_csv(facts: Facts) -> Claims:
         theirs = facts.values(row["baseline"], key, group)
         pairs = [pair for pair in zip(ours, theirs, strict=True) if not any(map(isnan, pair))]
         yield f"csv {client} {key} seeds", int(row["seeds"]) == len(pairs)
-        for name, one in (("ours", 0), ("theirs", 1)):
-            yield f"csv {client} {key} {name}", near(row[name], fmean(pair[one] for pair in pairs))
-        change = fmean(a - b for a, b in pairs)
+        for name, one in (("ours", arm), ("theirs", row["baseline"])):
+            yield f"csv {client} {key} {name}", near(row[name], facts.mean(one, key, group))
         scale = max(abs(value) for pair in pairs for value in pair)
+        change = float(row["ours"]) - float(row["theirs"])
         yield (
             f"csv {client} {key} difference",
             abs(float(row["difference"]) - change) <= 1e-12 * scale,
         )
-        if min(value for pair in pairs for value in pair) > 0:
+        all_positive = min(value for pair in pairs for value in pair) > 0
+        kind = "geometric" if all_positive else "arithmetic"
+        yield f"csv {client} {key} average", row["average"] == kind
+        if all_positive:
             ratio = exp(fmean(log(a / b) for a, b in pairs))
             yield f"csv {client} {key} ratio", near(row["ratio"], ratio)
+        if row["ratio"]:
+            change = float(row["ours"]) / float(row["theirs"])
+            yield f"csv {client} {key} change", near(row["ratio"], change)
 
 
 def of_json(facts: Facts) -> Claims:
@@ -231,8 +251,8 @@ def of_wandb(facts: Facts) -> Claims:
         if len(facts.summaries) == 1:
             kept = summary_of(records(study))
             for name in dict.fromkeys(name for one in flat for name in one):
-                known = [one[name] for one in flat if name in one]
-                yield f"W&B mean {name}", near(kept[name], fmean(known))
+                mean = averaged({arm: [one.get(name, nan) for one in flat]})[arm]
+                yield f"W&B mean {name}", near(kept[name], mean)
     rows = table_of(study, "comparison")
     yield (
         "W&B comparison",

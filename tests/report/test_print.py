@@ -78,8 +78,9 @@ def test_formats_and_files(tmp_path: Path) -> None:
 
 def test_a_table_in_latex_has_every_cell_and_no_bare_sign(tmp_path: Path) -> None:
     study = study_of(tmp_path, arms=("fcfs_100%", "a&b"))
-    text = latex_of(study)
-    assert text.startswith(r"\begin{tabular}{lrrrrr}") and text.endswith("\\end{tabular}\n")
+    text, note = latex_of(study).rstrip("\n").rsplit("\n", 1)
+    assert text.startswith(r"\begin{tabular}{lrrrrr}") and text.endswith(r"\end{tabular}")
+    assert note == "% Geometric means over 3 seeds; changes: against fcfs_100%"
     assert r"fcfs\_100\%" in text and r"a\&b" in text
     rows = [
         line for line in text.splitlines() if line.endswith(r"\\") and "multicolumn" not in line

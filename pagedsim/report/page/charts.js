@@ -139,7 +139,7 @@ class Chart {
   reach(low, most) {
     if (low === null) return [0, 1];
     const tops = this.lines.filter((line) => line.high && line.shown).flatMap((line) => [...line.high]);
-    const high = Math.max(most, ...tops.filter(Number.isFinite));
+    const high = Math.max(most, ...tops.filter(Number.isFinite).map((top) => Math.min(top, 2 * most)));
     if (this.panel.y.unit === "%" && high > 50 && high <= 100) return [Math.min(low, 0), 102];
     return [Math.min(low, 0), high > 0 ? high * 1.06 : 1];
   }

@@ -183,13 +183,39 @@ def test_a_row_says_its_spread_and_what_other_assumptions_make_of_it() -> None:
         seeds=2,
     )  # fmt: skip
     of_value, of_ratio, of_rate = (row.why for row in reading.rows)
-    assert of_value == "1,000 to 1,500 ms by seed; 2,500 ms with slow"
+    assert of_value == "1,000 to 1,500 ms by seed; 2,449 ms with slow"
     assert of_ratio.endswith("; 20 × with slow; said")  # `new` is that of the case
     assert of_rate.split("; ") == [
-        "1.6 /s with a bound of 0.5",
-        "1.6 /s with slow",
-        "0.801 /s with steps 2 times as long",
+        "1.61 /s with a bound of 0.5",
+        "1.61 /s with slow",
+        "0.805 /s with steps 2 times as long",
     ]
+
+
+@pytest.mark.parametrize(
+    ("more", "change"),
+    [
+        ({"over": "old", "paired": True}, lambda new, old: new / old),
+        ({"over": "old"}, lambda new, old: new / old),
+        ({"growth": True, "systems": ["new"], "at": [4]}, lambda new, old: 100 * (new / old - 1)),
+    ],
+)
+def test_means_give_the_change_beside_them(
+    more: dict[str, Any], change: Callable[[float, float], float]
+) -> None:
+    """Geometric ones of a measure that is compared seed by seed, otherwise arithmetic ones."""
+
+    def value(case: str, system: str, rate: float, seed: int) -> float:
+        return rate ** (1 + seed) * (3 + seed * seed if system == "new" else 2)
+
+    reading = read(study(comparisons=[{"measure": "latency", **more}]), value, seeds=3)
+    means = reading.data["load"]["latency"]
+    for row, rate in zip(reading.rows, ["4"] if "growth" in more else ["1", "2", "4"], strict=True):
+        old = means["new"]["1"] if "growth" in more else means["old"][rate]
+        assert row.ours == pytest.approx(change(means["new"][rate], old))
+    geometric = more != {"over": "old"}
+    assert reading.listings[0].note.startswith("Geometric means") == geometric
+    assert means["new"]["1"] == pytest.approx((3 * 4 * 7) ** (1 / 3) if geometric else 14 / 3)
 
 
 def test_measures_are_divided_scaled_and_the_worst_of_all_seeds() -> None:
