@@ -23,7 +23,7 @@ _SERVED = '{fcfs: ["policy=fcfs"], plas: ["policy=plas"]}'
 _FLEETS = ("study.splits={TP 1: []}", "study.routers=[round_robin]", "study.short=500", "seeds=1")
 STUDIES: dict[str, tuple[str, ...]] = {
     "first": ("experiment=fcfs_vs_priority",),
-    "sweep": ("experiment=sweep",),
+    "load_curves": ("experiment=load_curves",),
     "cheapest": ("experiment=cheapest_fleet", *_FLEETS),
     "agents": ("experiment=compare", "workload=agents", "memory=prefix", f"study.arms={_SERVED}"),
     "fleet": (
