@@ -81,7 +81,10 @@ def run(words: Sequence[str], root: str, draws: bool = False) -> None:
 
         folder, chosen = _folder_of(composed, [word for word in overrides if word not in names])
         with claimed(folder, chosen) as place:
-            Execution.of(StudySpec.from_composed(names, composed, place)).execute(draws)
+            study = StudySpec.from_composed(names, composed, place)
+            Execution.of(study, quiet=draws).execute(draws)
+            for path in sorted(place.glob("plots/*")) if draws else ():
+                print(path)
 
 
 def _folder_of(composed: Composed, settings: Sequence[str]) -> tuple[Path, bool]:

@@ -245,12 +245,38 @@ def courses(study: Arms) -> Iterator[str]:
     for (name, facet, *_), some in groups.items():
         by_arm.setdefault((name, facet), []).append(some)
     for (name, facet), metrics in by_arm.items():
-        metrics.sort(key=lambda some: -max(map(strength, some)))
-        at = variation.at(facet)
-        for some in metrics[:_MOST]:
-            yield f"{name}{f', {at}' if at else ''}: {_course(some, study)}."
+        whose = ", ".join(filter(None, (name, variation.at(facet))))
+        ranked = _telling_first(metrics)
+        for some in ranked[:_MOST]:
+            yield f"{whose}: {_course(some, study)}."
+        if ranked[_MOST:]:
+            others = [f"{_whose_metric(some[0])} {_ways(some)}" for some in ranked[_MOST:]]
+            yield f"{whose}: also {join(others)}."
     if not changes and len(set(variation.series.values())) > 1:
         yield "No difference between the arms is sure, at any value."
+
+
+def _telling_first(metrics: Sequence[list[Comparison]]) -> list[list[Comparison]]:
+    """Metrics in which an arm is better here and worse there, then the largest gain and the largest
+    loss, then the rest by size."""
+    ranked = sorted(metrics, key=lambda some: -max(map(strength, some)))
+    gain, loss = (
+        next((some for some in ranked if {change.gain for change in some} == {way}), None)
+        for way in (True, False)
+    )
+    crossing = [some for some in ranked if len({change.gain for change in some}) > 1]
+    first = [*crossing, *(some for some in (gain, loss) if some is not None)]
+    return [*first, *(some for some in ranked if not any(some is other for other in first))]
+
+
+def _whose_metric(change: Comparison) -> str:
+    client = "" if change.client is None else f"{change.client} "
+    return f"{client}{in_sentence(change.key)}"
+
+
+def _ways(changes: Sequence[Comparison]) -> str:
+    gains = {change.gain for change in changes}
+    return " and ".join(word for word, way in (("better", True), ("worse", False)) if way in gains)
 
 
 def overloads(study: Arms) -> Iterator[str]:
@@ -286,15 +312,14 @@ def _course(changes: Sequence[Comparison], study: Arms) -> str:
     name = variation.conditions[0].rpartition(".")[2]
     values = ascending(value for value, *_ in study.cells)
     gains = {variation.cell_of(change.arm)[0]: change.gain for change in changes}
-    client = "" if changes[0].client is None else f"{changes[0].client} "
     words = [
         f"{word} {_stretch(values, [value for value in values if gains.get(value) is gain], name)}"
         for word, gain in (("better", True), ("worse", False))
         if gain in gains.values()
     ]
     most = max(changes, key=strength)
-    what, at = in_sentence(changes[0].key), said(variation.cell_of(most.arm)[0])
-    return f"{client}{what} {' and '.join(words)}; at {at} it {in_words(most)}"
+    at = f"at {said(variation.cell_of(most.arm)[0])} " if len(changes) > 1 else ""
+    return f"{_whose_metric(most)} {' and '.join(words)}; {at}it {in_words(most)}"
 
 
 def _stretch(values: Sequence[object], some: Sequence[object], name: str) -> str:

@@ -130,7 +130,7 @@ _SPECIAL = {c: f"\\{c}" for c in "&%$#_{}"} | {
 
 def latex_of(study: Arms) -> str:
     """The comparison as a table of the package booktabs: means, the best in bold, and changes
-    against the baseline in brackets. A comment at the end says what means."""
+    against the baseline, in brackets where not sure. A comment at the end says what means."""
     parts = sections(study)
     keys = keys_in(parts)
     head = " & ".join(["", *(_escaped(label_of(key)) for key in keys)])
@@ -144,14 +144,19 @@ def latex_of(study: Arms) -> str:
         for arm, cells in part.rows.items():
             texts = [_cell(cells[key]) if key in cells else "--" for key in keys]
             lines.append(rf"{' & '.join([_escaped(arm), *texts])} \\")
-    note = f"% {means_over(study, parts)}; changes: against {versus(study)}"
+    against = f"changes: against {versus(study)}, in brackets where not sure (95 %)"
+    note = f"% {means_over(study, parts)}; {against}"
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", note, ""])
 
 
 def _cell(cell: Cell) -> str:
     text = _escaped(cell.text)
     value = rf"\textbf{{{text}}}" if cell.best else text
-    return f"{value} ({_escaped(cell.change)})" if cell.change else value
+    if not cell.change:
+        return value
+    change = _escaped(cell.change)
+    change = f"({change})" if cell.verdict == "unsure" else change
+    return rf"{value} {{\footnotesize {change}}}"
 
 
 def _escaped(text: str) -> str:

@@ -110,16 +110,24 @@ def _sources(folder: Path, result: Mapping[str, Any]) -> Iterator[str]:
     """Published numbers and traces that the result rests on, with licences where they are known."""
     if result.get("source"):
         yield str(result["source"])
-    workloads = [
-        word.partition("=")[2] for word in words_of(result) if word.startswith("workload=")
-    ]
-    for name in workloads:
-        sheet = files("pagedsim.conf").joinpath("workload", f"{name}.yaml")
-        text = sheet.read_text(encoding="utf-8") if sheet.is_file() else ""
+    words, formats = words_of(result), set[str]()
+    for sheet in sorted(files("pagedsim.conf").joinpath("workload").iterdir(), key=str):
+        text, name = sheet.read_text(encoding="utf-8"), sheet.name.removesuffix(".yaml")
         head = " ".join(line[1:].strip() for line in text.splitlines() if line.startswith("#"))
-        if _LICENCE.search(head):
+        if not _LICENCE.search(head):
+            continue
+        format = re.search(r"^format: (\w+)", text, re.MULTILINE)
+        if f"workload={name}" in words:
             yield f"workload={name}: {head}"
+        elif format and format[1] not in formats and _reads(words, format[1]):
+            formats.add(format[1])
+            yield f"format={format[1]}: {head}"
     yield from (f"{word}: a file, not part of pagedsim" for word in _paths(result))
+
+
+def _reads(words: Sequence[str], format: str) -> bool:
+    """Whether a trace is read in this format, by a setting or in a script's workload."""
+    return any(re.search(rf"^workload\b.*\bformat[=:] *{format}\b", word) for word in words)
 
 
 def _paths(result: Mapping[str, Any]) -> list[str]:
@@ -153,10 +161,11 @@ def words_that_draw(words: Sequence[str]) -> list[str]:
     drawn = words_of(result_in(place, "figures"))
     if not (place / "runs").is_dir():
         raise UserError([f"figures {folder}: its runs were not kept; cite --run makes them again"])
+    drawn = [word for word in drawn if word != "report=false"]
     if formats:
         drawn = [word for word in drawn if not word.startswith("figures=")]
         drawn.append(f"figures=[{','.join(formats)}]")
-    return [*drawn, "report=true", "tracking=none", f"hydra.run.dir={folder}"]
+    return [*drawn, "tracking=none", f"hydra.run.dir={folder}"]
 
 
 def cite(words: Sequence[str]) -> str:

@@ -91,7 +91,7 @@ class StudySpec:
 
     def line(self) -> str:
         """The line that gives the same results: without words that change none."""
-        idle = ("tracking", "jobs")
+        idle = ("tracking", "jobs", "figures")
         words = [word for word in self.words if not str(word).startswith(idle)]
         return command_line(words, self.conf.options)
 

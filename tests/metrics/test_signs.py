@@ -120,7 +120,7 @@ def test_rows_of_files_agree(study: Arms) -> None:
     for line in latex_of(study).replace(r"\%", "%").replace("$-$", "−").splitlines():
         arm, *cells = line.replace(r"$\times$", "×").replace(r"$\pm$", "±").split(" & ")
         table[arm] = [cell.removesuffix(r" \\") for cell in cells]
-    texts = re.compile(r"(?:\\textbf\{)?([^{}()]*?)\}?(?: \((.*)\))?")
+    texts = re.compile(r"(?:\\textbf\{)?([^{}()]*?)\}?(?: \{\\footnotesize \(?([^()]*)\)?\})?")
     baseline = table[study.baseline or "a"]
     for arm in study.arms:
         for cell, at in zip(table[arm], baseline, strict=True):

@@ -13,7 +13,7 @@ from pagedsim.metrics.finding import courses
 from pagedsim.metrics.variation import Value, Variation, ascending
 from pagedsim.report.curves import curves_data
 from pagedsim.report.table import comparison_of, sections, versus
-from tests.metrics.tables import ttft
+from tests.metrics.tables import arms_with, ttft
 
 LOADS = (1, 2, 4)
 # Seeds that differ by the same factor, so that each ratio has an interval without any width.
@@ -148,3 +148,32 @@ def test_stretches_of_a_course(factors: tuple[float, ...], where: str) -> None:
 def test_arms_that_are_alike_are_said_to_be() -> None:
     alike = curves({"fcfs": (1.0, 1.0, 1.0), "sjf": (1.0, 1.0, 1.0)})
     assert list(courses(alike)) == ["No difference between the arms is sure, at any value."]
+
+
+def test_crossings_gains_and_losses_come_first_and_the_rest_is_named() -> None:
+    factors = {
+        "ttft_mean": (0.9, 1.1, 1.1),  # better, then worse
+        "e2e_mean": (0.2, 0.2, 0.2),
+        "e2e_p99": (0.3, 0.3, 0.3),
+        "tpot_mean": (1.05, 1.05, 1.05),
+    }
+    seeds = (1.0, 1.1, 1.3)
+    values = {
+        f"{name}, {load}": {
+            key: [seed * (of[place] if name == "sjf" else 1.0) for seed in seeds]
+            for key, of in factors.items()
+        }
+        for name in ("fcfs", "sjf")
+        for place, load in enumerate(LOADS)
+    }
+    settings: dict[str, dict[str, Value]] = {
+        arm: {"policy": arm.partition(",")[0], "workload.rate": int(arm.rpartition(" ")[2])}
+        for arm in values
+    }
+    study = arms_with(values, variation=Variation.of(settings))
+    study.metrics = ("ttft", "e2e", "tpot")
+    first, second, third, rest = courses(study)
+    assert first.startswith("sjf: TTFT mean better at rate 1 and worse from rate 2 on")
+    assert second.startswith("sjf: E2E mean better at every rate")
+    assert third.startswith("sjf: TPOT mean worse at every rate")
+    assert rest == "sjf: also E2E P99 better."

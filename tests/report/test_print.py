@@ -80,7 +80,10 @@ def test_a_table_in_latex_has_every_cell_and_no_bare_sign(tmp_path: Path) -> Non
     study = study_of(tmp_path, arms=("fcfs_100%", "a&b"))
     text, note = latex_of(study).rstrip("\n").rsplit("\n", 1)
     assert text.startswith(r"\begin{tabular}{lrrrrr}") and text.endswith(r"\end{tabular}")
-    assert note == "% Geometric means over 3 seeds; changes: against fcfs_100%"
+    assert note == (
+        "% Geometric means over 3 seeds; changes: against fcfs_100%, "
+        "in brackets where not sure (95 %)"
+    )
     assert r"fcfs\_100\%" in text and r"a\&b" in text
     rows = [
         line for line in text.splitlines() if line.endswith(r"\\") and "multicolumn" not in line
@@ -88,3 +91,5 @@ def test_a_table_in_latex_has_every_cell_and_no_bare_sign(tmp_path: Path) -> Non
     assert {len(re.findall(r"(?<!\\)&", row)) for row in rows} == {5}
     assert not re.search(r"(?<!\\)[%#_]", text.replace(r"\begin", ""))
     assert r"\textbf{" in latex_of(ttft({"a": [1.0, 1.1], "b": [2.0, 2.3]}))
+    assert r"{\footnotesize $\times$2.0}" in latex_of(ttft({"a": [1.0, 1.1], "b": [2.0, 2.2]}))
+    assert r"{\footnotesize (+4.4 \%)}" in latex_of(ttft({"a": [1.0, 1.1], "b": [1.2, 1.0]}))

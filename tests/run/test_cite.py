@@ -41,6 +41,10 @@ def test_licences_of_traces_are_named(tmp_path: Path) -> None:
     text = cite.cite([str(tmp_path)])
     assert "data      A paper" in text and "CC-BY-4.0; cite Patel et al." in text
     assert "workload.path=a.csv: a file, not part of pagedsim" in text
+    command = "python -m pagedsim experiment=sweep 'workload={path: a.csv, format: azure}'"
+    (tmp_path / "result.json").write_text(json.dumps({"command": command}))
+    text = cite.cite([str(tmp_path)])
+    assert text.count("data      format=azure: Azure") == 1 and "CC-BY-4.0" in text
 
 
 def test_a_check_tells_whether_every_byte_is_the_same(
@@ -87,8 +91,12 @@ def test_figures_are_drawn_again_and_nothing_is_run(
     assert code == 0, errors
     drawn = sorted(path.name for path in (place / "plots").iterdir())
     monkeypatch.setattr("pagedsim.run.pool.run_job", None)  # a run would fail
-    code, _, errors = call("figures", str(place), "pdf")
+    before = (place / "result.json").read_bytes()
+    code, listed, errors = call("figures", str(place), "pdf")
     assert (code, errors) == (0, "")
+    assert (place / "result.json").read_bytes() == before
+    names = {Path(line).name for line in listed.splitlines()}
+    assert names == {path.name for path in (place / "plots").iterdir()}
     pictures = [name.replace(".png", ".pdf") for name in drawn if name.endswith(".png")]
     assert pictures and {*pictures, *drawn} <= {path.name for path in (place / "plots").iterdir()}
     shutil.rmtree(next(place.glob("runs/*/seed-1")))
