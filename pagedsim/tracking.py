@@ -345,12 +345,14 @@ def _folder(tracked: Any) -> Path:
     return Path(tracked.dir).parent
 
 
-def _log(tracked: Any, found: Mapping[str, Any], logged: Mapping[str, Any]) -> None:
+def _log(tracked: Any, values: Mapping[str, Any], logged: Mapping[str, Any]) -> None:
     """Log values as one step; of metrics, those of all requests, so that each has a panel of its
     own and `wandb agent` knows it. The rest is in the run's summary."""
-    panels = {name: one for name, one in found.items() if "/" not in name and _is_number(one)}
+    panels = {
+        name: value for name, value in values.items() if "/" not in name and _is_number(value)
+    }
     tracked.log({**panels, **logged})
-    tracked.summary.update({name: one for name, one in found.items() if name not in panels})
+    tracked.summary.update({name: value for name, value in values.items() if name not in panels})
 
 
 def _of_run(tracked: Any, run: Run, room: int) -> dict[str, Any]:

@@ -157,7 +157,9 @@ def test_a_study_has_charts_beside_its_pictures(tracked: tuple[Arms, Sequence[Pa
     assert bars["data"] == [
         [arm, pytest.approx(m)] for arm, m in zip(study.arms, means, strict=True)
     ]
-    panels = drawings_of(study)["latency"].data().panels  # type: ignore[misc]
+    data = drawings_of(study)["latency"].data
+    assert data is not None
+    panels = data().panels
     assert len([name for name in charts if name.startswith("charts/latency_")]) == len(panels)
     lines = table_of(folders[-1], "charts/latency_1_table")
     assert {row[1] for row in lines["data"]} == {"fcfs, chat", "urgent, chat"}

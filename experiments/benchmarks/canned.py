@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from itertools import accumulate
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import uvicorn
 
@@ -76,8 +76,8 @@ _METRICS = _sized(
 class _Canned(asyncio.Protocol):
     """Answers on a connection, in parts where a stream is asked for."""
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self.transport, self.received = transport, b""
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport, self.received = cast(asyncio.Transport, transport), b""
         self.loop = asyncio.get_running_loop()
 
     def data_received(self, data: bytes) -> None:
@@ -101,7 +101,7 @@ class _Canned(asyncio.Protocol):
 async def _listen(count: int, pipe: Connection) -> None:
     loop = asyncio.get_running_loop()
     servers = [await loop.create_server(_Canned, "127.0.0.1", 0) for _ in range(count)]
-    pipe.send([f"http://127.0.0.1:{one.sockets[0].getsockname()[1]}" for one in servers])
+    pipe.send([f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}" for server in servers])
     await asyncio.Event().wait()
 
 

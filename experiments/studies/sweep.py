@@ -25,7 +25,7 @@ from pagedsim.metrics.compare import (
 )
 from pagedsim.metrics.finding import join
 from pagedsim.metrics.result import Listing
-from pagedsim.metrics.stability import mean_backlogs, overload_of
+from pagedsim.metrics.stability import keep_up
 from pagedsim.metrics.variation import Cell, are_numbers
 from pagedsim.report.numbers import signed
 from pagedsim.run.job import Arm, Job
@@ -246,13 +246,9 @@ def _sustained(
         by_seed[seed], names = _edge(runs, bounds)
         binds |= dict.fromkeys(names)
     loads = sorted(curve)
-    kept = list(takewhile(lambda load: _keeps_up(curve[load]), loads))
+    kept = list(takewhile(lambda load: keep_up(run.summary for run in curve[load]), loads))
     knee = kept[-1] if kept else 0.0
     return SustainedLoad(name, facet, by_seed, list(binds), (loads[0], loads[-1]), knee)
-
-
-def _keeps_up(runs: Sequence[Run]) -> bool:
-    return overload_of(mean_backlogs([run.summary for run in runs])) is None
 
 
 def _edge(runs: Mapping[float, Run], bounds: Sequence[Bound]) -> tuple[float, list[str]]:
@@ -261,7 +257,7 @@ def _edge(runs: Mapping[float, Run], bounds: Sequence[Bound]) -> tuple[float, li
     for load in sorted(runs):
         summary = runs[load].summary
         over = missed(bounds, summary) if summary["finished"] else bounds
-        if not over and _keeps_up([runs[load]]):
+        if not over and keep_up([summary]):
             last = load
             continue
         if not last or not over:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pagedsim.metrics.files import REQUESTS, STEPS, read_table
 from pagedsim.metrics.recorder import REQUEST_COLUMNS, TABLES, Recorder
 from pagedsim.metrics.result import Notice, added_up, of_one_kind, of_whom
-from pagedsim.metrics.stability import mean_backlogs, overload_of
+from pagedsim.metrics.stability import keep_up
 from pagedsim.metrics.steps import REPLICA
 from pagedsim.metrics.tables import Requests
 from pagedsim.metrics.variation import Cell, Variation, ascending
@@ -161,7 +161,7 @@ class Arms:
     def keeps_up(self, arm: str | None) -> bool:
         """Whether an arm has runs in which the backlog did not surely grow."""
         runs = [run.summary for run in self.runs if run.arm == arm]
-        return bool(runs) and overload_of(mean_backlogs(runs)) is None
+        return bool(runs) and keep_up(runs)
 
     @property
     def arms(self) -> list[str]:

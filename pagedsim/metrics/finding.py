@@ -21,6 +21,7 @@ from pagedsim.metrics.variation import Cell, are_numbers, ascending, said
 
 FEW = 4
 """Maximum number of arms with a sentence each."""
+_WAYS = ("better", True), ("worse", False)
 _MOST = 3
 """Sentences for each arm along a condition, of the metrics with the largest effects."""
 
@@ -276,7 +277,7 @@ def _whose_metric(change: Comparison) -> str:
 
 def _ways(changes: Sequence[Comparison]) -> str:
     gains = {change.gain for change in changes}
-    return " and ".join(word for word, way in (("better", True), ("worse", False)) if way in gains)
+    return " and ".join(word for word, way in _WAYS if way in gains)
 
 
 def overloads(study: Arms) -> Iterator[str]:
@@ -314,7 +315,7 @@ def _course(changes: Sequence[Comparison], study: Arms) -> str:
     gains = {variation.cell_of(change.arm)[0]: change.gain for change in changes}
     words = [
         f"{word} {_stretch(values, [value for value in values if gains.get(value) is gain], name)}"
-        for word, gain in (("better", True), ("worse", False))
+        for word, gain in _WAYS
         if gain in gains.values()
     ]
     most = max(changes, key=strength)

@@ -135,6 +135,11 @@ def mean_backlogs(summaries: Iterable[Mapping[str, Any]]) -> list[Backlog]:
     return [_mean(stages) for stages in zip(*runs, strict=False)]
 
 
+def keep_up(summaries: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether in runs of one server, by their summaries, the backlog did not surely grow."""
+    return overload_of(mean_backlogs(summaries)) is None
+
+
 def load_note(summaries: Sequence[Mapping[str, Any]]) -> str | None:
     """A note on runs of one server that are overloaded, or may be; None if they keep up."""
     judged = mean_backlogs(summaries)

@@ -189,8 +189,8 @@ def _tables(study: Arms, parts: list[Section], width: int) -> Iterator[Table]:
 def _width(parts: list[Section], key: str) -> int:
     """Minimum width of a column in characters; headings wrap at spaces."""
     cells = [row[key] for part in parts for row in part.rows.values() if key in row]
-    changes = map(_change, cells)
-    texts = [*label_of(key).split(), *(cell.text for cell in cells), *changes]
+    numbers = (text for cell in cells for text in (cell.text, cell.marked))
+    texts = [*label_of(key).split(), *numbers]
     return max(map(len, texts))
 
 
@@ -220,13 +220,8 @@ def _add_rows(table: Table, part: Section, keys: list[str], indent: int) -> None
 def _cell(cell: Cell) -> Text:
     text = Text(cell.text, style="bold" if cell.best else "", justify="right")
     if cell.change:
-        text.append(f"\n{_change(cell)}", style=f"not bold {_STYLES[cell.verdict]}")
+        text.append(f"\n{cell.marked}", style=f"not bold {_STYLES[cell.verdict]}")
     return text
-
-
-def _change(cell: Cell) -> str:
-    """The change, in brackets if not significant, since grey is lost in a pipe."""
-    return f"({cell.change})" if cell.change and cell.verdict == "unsure" else cell.change
 
 
 def _note(study: Arms, parts: Sequence[Section]) -> str:

@@ -75,18 +75,15 @@ def _draw_panel(
     axes: Axes, grid: Grid, key: str, name: str, columns: Sequence[object], rows: Sequence[object]
 ) -> None:
     """One metric of one series."""
-    values = np.full((len(rows), len(columns)), np.nan)
+    values, changes = np.full((len(rows), len(columns)), np.nan), False
     for (x, y), part in grid.items():
         cell = part.rows.get(name, {}).get(key)
         if cell is None:  # its runs failed
             continue
-        at = rows.index(y), columns.index(x)
-        values[at] = _shade(cell, key)
-        text = f"({cell.change})" if cell.verdict == "unsure" else cell.change
-        axes.text(
-            at[1], at[0], text if cell.change else cell.text, ha="center", va="center", size=7
-        )
-    changes = any(part.rows[name][key].change for part in grid.values() if name in part.rows)
+        row, column = rows.index(y), columns.index(x)
+        values[row, column] = _shade(cell, key)
+        axes.text(column, row, cell.marked or cell.text, ha="center", va="center", size=7)
+        changes = changes or bool(cell.change)
     if changes:
         axes.imshow(values, aspect="auto", cmap="RdBu", vmin=-1.4, vmax=1.4)
     else:

@@ -152,11 +152,7 @@ def latex_of(study: Arms) -> str:
 def _cell(cell: Cell) -> str:
     text = _escaped(cell.text)
     value = rf"\textbf{{{text}}}" if cell.best else text
-    if not cell.change:
-        return value
-    change = _escaped(cell.change)
-    change = f"({change})" if cell.verdict == "unsure" else change
-    return rf"{value} {{\footnotesize {change}}}"
+    return rf"{value} {{\footnotesize {_escaped(cell.marked)}}}" if cell.change else value
 
 
 def _escaped(text: str) -> str:

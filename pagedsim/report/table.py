@@ -92,6 +92,11 @@ class Cell:
         return signed(max(ratio - 1, -0.999) if digits else ratio - 1, digits)
 
     @property
+    def marked(self) -> str:
+        """The change, in brackets where it is not sure: colours are lost in a pipe and in print."""
+        return f"({self.change})" if self.change and self.verdict == "unsure" else self.change
+
+    @property
     def verdict(self) -> str:
         """How to show the change: better, worse, or unsure (also without a better direction)."""
         change = self.versus

@@ -169,7 +169,7 @@ def trace(
         mode="open" if process is None else process.mode,
         users=process.users if isinstance(process, ClosedLoop) else None,
         think_time=process.think_time if isinstance(process, ClosedLoop) else 0.0,
-        drawn=(process is not None and process.drawn) or labels.drawn or bool(redrawn),
+        drawn=(process is not None and process.drawn) or labels.drawn or resample is not None,
         clipped=clipped,
         dropped=table.dropped,
         notices=(

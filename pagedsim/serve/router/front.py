@@ -237,20 +237,20 @@ class Front:
             for name, value in http.scope["headers"]
             if name in _PASSED_ON and not (name == b"authorization" and own)
         ]
-        told = object_of(body) if read else {}
-        arrival, limit = http.scope[ARRIVAL], told.get("deadline")
+        asked = object_of(body) if read else {}
+        arrival, limit = http.scope[ARRIVAL], asked.get("deadline")
         request = Request(
             next(self._numbers),
-            (await self._tokens(told) if read else None) or 1,
-            _params(told.get("max_completion_tokens") or told.get("max_tokens"), told.get("n")),
+            (await self._tokens(asked) if read else None) or 1,
+            _params(asked.get("max_completion_tokens") or asked.get("max_tokens"), asked.get("n")),
             arrival=arrival,
-            priority=told["priority"] if _is_number(told.get("priority")) else 0,
-            client=str(told.get("user") or ""),
+            priority=asked["priority"] if _is_number(asked.get("priority")) else 0,
+            client=str(asked.get("user") or ""),
             deadline=arrival + limit if _is_number(limit) else None,
             session=http.headers.get(SESSION),
-            extra=extra if isinstance(extra := told.get("vllm_xargs"), dict) else None,
+            extra=extra if isinstance(extra := asked.get("vllm_xargs"), dict) else None,
         )
-        whole = not told.get("stream")
+        whole = not asked.get("stream")
         return Call(http.scope["path"], [*fields, *self.fields], body, request, whole)
 
     async def _tokens(self, fields: Mapping[str, Any]) -> Sequence[int]:
